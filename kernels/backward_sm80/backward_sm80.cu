@@ -75,8 +75,8 @@ FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights
 #elif OWN_PARTS
     row_parts parts;
     (void)weights;
-    share_ds(ds, part);
     make_row_parts(&parts, ds, part, false);
+    share_ds(ds, part);
     if (ALL_SHARED)
         share_row_parts(&parts, part, part->weights_word + KEY_DS_AT - WEIGHTS_AT,
                         part->weight_factors + 4);

@@ -264,21 +264,18 @@ typedef struct fa_operand_powers {
     float dv[2], dk[2], dq[2];
 } fa_operand_powers;
 
-/* A row's inverse power times 2^SPLIT_BITS is near the row's largest number. So a product with it
- * leaves the range of float32 only where a gradient does. */
 FA_DEVICE fa_operands make_operands(const tile_part *part, const fa_weights *weights,
                                     const fa_weights *ds)
 {
     const key_powers keys = load_key_powers(part->key_powers);
     const query_powers queries = load_query_powers(part->query_powers);
-    const float unit = (float)(1 << SPLIT_BITS);
     fa_operands x;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const float y = fa_bits_float(ds->at[0][0][e]);
-        x.dv[e] = fa_bits_float(weights->at[0][0][e]) * (queries.dout[e / 2] * unit);
-        x.dk[e] = y * (queries.query[e / 2] * unit);
-        x.dq[e] = y * (keys.key[e % 2] * unit);
+        x.dv[e] = fa_bits_float(weights->at[0][0][e]) * (queries.dout[e / 2] * SPLIT_UNIT);
+        x.dk[e] = y * (queries.query[e / 2] * SPLIT_UNIT);
+        x.dq[e] = y * (keys.key[e % 2] * SPLIT_UNIT);
     }
     return x;
 }
@@ -343,12 +340,6 @@ FA_DEVICE fa_operand_powers load_operand_powers(uint32_t largest, const tile_par
     powers.dq[0] = find_power(fmaxf(fa_bits_float(x.x), fa_bits_float(x.y)));
     powers.dq[1] = find_power(fmaxf(fa_bits_float(x.z), fa_bits_float(x.w)));
     return powers;
-}
-
-/* What a sum of products with an operand of that power is multiplied by to be part of a gradient. */
-FA_DEVICE float find_gradient_factor(float power)
-{
-    return invert_power(power) * (1.0f / (float)(1 << SPLIT_BITS));
 }
 
 /* For rows of dV and dK by the warps with the tile's first queries, for those of dQ by the warps with

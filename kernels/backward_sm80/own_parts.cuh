@@ -50,11 +50,14 @@ FA_DEVICE void add_score_step(fa_score_sums *s, uint32_t rows, uint32_t columns)
     }
 }
 
+/* In a turn of the loop: more would take more registers than there are. */
+enum { SCORE_STEPS = M_TILES == 1 ? 4 : 2 };
+
 /* rows, columns: where the lane's fragments of keys and of queries begin. */
 FA_DEVICE void make_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
 {
     clear_scores(s);
-#pragma unroll 4
+#pragma unroll SCORE_STEPS
     for (int step = 0; step < D_STEPS; step++) {
         const int unit = step / 2 * 8 + step % 2 * 2;
         add_score_step(s, fragment_at(rows, unit), fragment_at(columns, unit));
@@ -80,16 +83,6 @@ FA_DEVICE void scale_scores(fa_scores *s, const tile_part *part, score_kind kind
         }
     }
 }
-
-/* What numbers with a row's inverse power are multiplied by. That is near the row's largest number
- * then: so products leave the range of float32 only where a gradient does. */
-#define SPLIT_UNIT ((float)(1 << SPLIT_BITS))
-
-/* What a sum of products with a row of that power is multiplied by to be part of a gradient. */
-FA_DEVICE float find_factor_of(float power) { return invert_power(power) * (1.0f / SPLIT_UNIT); }
-
-/* The power of a row of that factor. */
-FA_DEVICE float find_power_of(float factor) { return invert_power(factor * SPLIT_UNIT); }
 
 #if !SCORES_ALONE
 
@@ -125,7 +118,7 @@ FA_DEVICE void make_row_parts(row_parts *to, const fa_weights *x, const tile_par
     for (int i = 0; i < 2 * M_TILES; i++) {
         const int m = i / 2, r = i % 2;
         const float power = find_power(fa_max_over_lanes(largest[m][r], 4));
-        to->factors[m][r] = find_factor_of(power);
+        to->factors[m][r] = find_gradient_factor(power);
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
             high_low *tile = &to->at[n / 2][m];
@@ -237,7 +230,7 @@ FA_DEVICE void share_ds_factors(float largest[2 * N_TILES], uint32_t factors)
     }
     if (N_TILES == 4 || group % 2 == 0)
         ptx_st_shared_f32(factors + (uint32_t)(query / 2 * 32 + query % 2 * 4),
-                          find_factor_of(find_power(largest[0])));
+                          find_gradient_factor(find_power(largest[0])));
     __syncwarp();
 }
 
@@ -259,7 +252,7 @@ FA_DEVICE void share_ds(const fa_weights *ds, const tile_part *part)
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
         const float2 factors = ptx_ld_shared_f32x2(part->ds_factors + 32 * (uint32_t)n);
-        const float powers[2] = {find_power_of(factors.x), find_power_of(factors.y)};
+        const float powers[2] = {find_factor_power(factors.x), find_factor_power(factors.y)};
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; i++) {
             const float *two = x[i / 2][n] + i % 2;

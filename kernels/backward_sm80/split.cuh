@@ -28,6 +28,19 @@ FA_DEVICE float invert_power(float power)
     return fa_bits_float((254u << 23) - __float_as_uint(power));
 }
 
+/* What weights or dS with a row's inverse power are multiplied by. The two together are near the row's largest number: so what is
+ * split leaves the range of float32 only where a gradient does. */
+#define SPLIT_UNIT ((float)(1 << SPLIT_BITS))
+
+/* What a sum of products with an operand of that power is multiplied by to be part of a gradient. */
+FA_DEVICE float find_gradient_factor(float power)
+{
+    return invert_power(power) * (1.0f / SPLIT_UNIT);
+}
+
+/* The power of an operand of that factor. */
+FA_DEVICE float find_factor_power(float factor) { return invert_power(factor * SPLIT_UNIT); }
+
 /* The larger one, unless the second is not finite. largest is not negative. */
 FA_DEVICE float find_larger(float largest, float x)
 {

@@ -484,7 +484,8 @@ static void test_float32_families(void)
               takes(simt, &p, ""),
           "asked in float32");
     p.dout.data = NULL;
-    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums + factors,
+    /* factors; queries and dout, their powers of two */
+    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums + factors * (1 + 2 * 64 + 2),
           "before gradients are known");
     p = make_float32(64, 64, FA_PRECISION_IEEE);
     s = plan_of(&p, &devices[H200]);
@@ -562,8 +563,10 @@ static void test_corrected(void)
 static void test_in_place(void)
 {
     const fa_cuda_family *const in_place = &fa_cuda_backward_tf32_in_place;
-    const size_t rows = 2 * 8 * 1024 * sizeof(float) * 2, delta = 2 * 8 * 1000 * sizeof(float);
+    const size_t delta = 2 * 8 * 1000 * sizeof(float);
     for (int exact = 0; exact < 2; exact++) {
+        /* log-sum-exp and delta; of three products queries and dout, their powers of two */
+        const size_t rows = 2 * 8 * 1024 * sizeof(float) * (exact ? 2 + 2 * 128 + 2 : 2);
         const int variant = exact ? FA_VARIANT_backward_tf32x3_d128 : FA_VARIANT_backward_tf32_d128;
         fa_problem p = make_float32(128, 128, exact ? FA_PRECISION_FLOAT32 : FA_PRECISION_TF32);
         CHECK((plan_of(&p, &devices[H200]).family == in_place) == !exact, "unasked");

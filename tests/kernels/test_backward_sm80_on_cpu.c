@@ -10,7 +10,7 @@
  * other.
  *
  * Arguments: the first problem's number, how many, and of which kind (1: peaked rows, 2: float32 in
- * tf32, 3: by three products in tf32, 4 and 5: these two with sums in dq, 6:
+ * tf32, 3: by three products, 4 and 5: these two with sums in dq, 6:
  * three products, weights corrected, 7: the same with peaked rows), and "wide" for head dims above 256, instead of those listed here;
  * then the runs of each variant are printed.
  */
@@ -48,7 +48,7 @@ static const int64_t tf32[] = {6,   50,  51,  79,  80,  85,  87,  139, 169, 171,
                                182, 199, 226, 252, 265, 271, 296, 308, 329, 332, 343, 367,
                                377, 396, 402, 439, 447, 465, 495, 496, 508, 523, 527, 549};
 
-/* And by three products in tf32. */
+/* And by three products. */
 static const int64_t float32[] = {103, 139, 164, 171, 182, 211, 226, 271, 308, 327, 329,
                                   333, 336, 343, 359, 362, 373, 396, 398, 402, 406};
 
@@ -113,7 +113,7 @@ typedef enum kind {
     ANY,
     PEAKED,        /* rows that few keys dominate */
     TF32,          /* float32 of precision tf32 */
-    FLOAT32,       /* float32 by three products in tf32 */
+    FLOAT32,       /* float32 by three products */
     TF32_IN_PLACE, /* with sums of dq in dq itself */
     FLOAT32_IN_PLACE,
     CORRECTED, /* by three products, with weights corrected */
@@ -704,7 +704,7 @@ static void test_many_tiles(void)
 
 /* ---- Rows of different sizes ----------------------------------------------------------------- */
 
-/* Wide heads are multiplied as float16 numbers, times powers of two. Each row of each gradient must have few errors, whatever
+/* Three products, and those of wide heads, are of float16 numbers, times powers of two. Each row of each gradient must have few errors, whatever
  * the sizes of the other rows. */
 typedef enum uneven_case {
     HUGE_MASKED_KEY, /* that a mask hides from all queries */
@@ -977,10 +977,12 @@ int main(int argc, char **argv)
     for (int i = 0; i < 5 * ROW_OPTIONS; i++)
         if (sample_has(i % ROW_OPTIONS, i / ROW_OPTIONS))
             test_row_sums(dims[i / ROW_OPTIONS], (row_option)(i % ROW_OPTIONS));
-    for (int i = 0; i < UNEVEN_CASES * 4; i++)
+    /* One product has float16 parts in wide heads alone. */
+    static const int uneven_dims[] = {64, 100, 200, 264, 512, 264, 512};
+    for (int i = 0; i < UNEVEN_CASES * 7; i++)
         if (sample_has(i % UNEVEN_CASES, 5 + i / UNEVEN_CASES))
-            test_uneven_rows(i / UNEVEN_CASES % 2 ? 512 : 264, (uneven_case)(i % UNEVEN_CASES),
-                             i / UNEVEN_CASES < 2 ? FA_PRECISION_FLOAT32 : FA_PRECISION_TF32);
+            test_uneven_rows(uneven_dims[i / UNEVEN_CASES], (uneven_case)(i % UNEVEN_CASES),
+                             i / UNEVEN_CASES < 5 ? FA_PRECISION_FLOAT32 : FA_PRECISION_TF32);
     if (argc == 1) sample_end(kernels, runs);
     /* What is allowed has room for errors that all go one way. Cutting operands off, not rounding
      * them, gives 0.27 of it; dropping one of three products more than all. */
