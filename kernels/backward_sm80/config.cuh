@@ -43,9 +43,13 @@
 #define SLICES 0
 #endif
 
-/* Operands of wide heads are float16 numbers: high parts, and low ones of weights and dS, and for
- * three products of all (high_low.cuh). */
+/* Operands of wide heads are float16 numbers: high parts, and for three products low ones
+ * (high_low.cuh). */
 #define HIGH_LOW (TF32 && SLICES > 0)
+
+/* One product leaves half of each row without low parts. So rows of queries and dout have room for two
+ * tiles, which take turns: the next one is copied while this one is multiplied. */
+#define TAKES_TURNS (HIGH_LOW && !THREE_PRODUCTS)
 
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)

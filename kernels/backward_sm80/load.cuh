@@ -110,10 +110,11 @@ FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_
 
 #if HIGH_LOW
 
-/* Rows of the workspace that are split already, of the columns that there are. */
-FA_DEVICE void take_parts(row_source *s, const char *rows)
+/* Rows of the workspace that are split already, of the columns that there are. half: of the rows that
+ * high parts go to (half_of); threads that copy to the other one have low parts. */
+FA_DEVICE void take_parts(row_source *s, const char *rows, uint32_t half)
 {
-    s->data = rows;
+    s->data = rows - half;
     s->pitch = PITCH;
     s->columns = (s->columns + 31) / 32 * 32;
     s->whole = true;
@@ -128,9 +129,29 @@ FA_DEVICE void issue_powers(uint32_t powers, const fa_backward_sm80_powers *from
 }
 
 /* Whether the thread's units are needed: one product has no low parts. */
-FA_DEVICE bool has_parts(void)
+FA_DEVICE bool has_parts(uint32_t half)
 {
-    return THREE_PRODUCTS || (ptx_thread_id() % ROW_VECTORS & 4) == 0;
+    return THREE_PRODUCTS || (ptx_thread_id() % ROW_VECTORS & 4) * 16 == (int)half;
+}
+
+#endif
+
+#if SHARED_SCORES
+
+/* Issues the copy of the columns of which the warp computes gradients: behind scores no other warp reads
+ * them. */
+FA_DEVICE void issue_own_columns(const row_source *from, uint32_t to)
+{
+    enum { LANES = COLUMNS / VECTOR, ROWS = 32 / LANES };
+    const int lane = ptx_thread_id() % 32, unit = ptx_thread_id() / 32 * LANES + lane % LANES;
+    if (VECTOR * unit >= from->columns) return;
+#pragma unroll
+    for (int i = 0; i < QUERIES / ROWS; i++) {
+        const int row = lane / LANES + i * ROWS;
+        ptx_cp_async_16(to + (uint32_t)(row * PITCH + unit / 8 * 128) +
+                            permuted(row, unit & 7, PITCH) * 16,
+                        from->data + row * PITCH + 16 * unit, is_wanted(from, row));
+    }
 }
 
 #endif
@@ -210,8 +231,9 @@ FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
-/* What is copied of a tile: its queries; dout and the rows; or both. */
-enum { THE_QUERIES = 1, THE_DOUT = 2 };
+/* What is copied of a tile: its queries; dout; the rows, with powers of two. Of wide heads, of the first
+ * two perhaps the warp's own columns alone. */
+enum { THE_QUERIES = 1, THE_DOUT = 2, THE_ROWS = 4, ALL_OF_TILE = 7, OWN_COLUMNS = 8 };
 
 FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           uint32_t memory, const block_work *w, const tile_cursor *at, int what)
@@ -232,15 +254,22 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     const char *parts = s->parts +
                         tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
                         at->tile % PARTS * Q_BYTES;
-    take_parts(&q, parts);
-    take_parts(&dout, parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
-    const bool copies = has_parts();
+    take_parts(&q, parts, half_of(at->count));
+    take_parts(&dout, parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), half_of(at->count));
+    const bool copies = has_parts(half_of(at->count));
 #else
     const bool copies = true;
 #endif
+#if SHARED_SCORES
+    if (what & OWN_COLUMNS) {
+        if (what & THE_QUERIES) issue_own_columns(&q, q_at(memory, stage));
+        if (what & THE_DOUT) issue_own_columns(&dout, dout_at(memory, stage));
+        return;
+    }
+#endif
     if ((what & THE_QUERIES) && copies) issue_rows(&q, QUERIES, q_at(memory, stage));
-    if (!(what & THE_DOUT)) return;
-    if (copies) issue_rows(&dout, QUERIES, dout_at(memory, stage));
+    if ((what & THE_DOUT) && copies) issue_rows(&dout, QUERIES, dout_at(memory, stage));
+    if (!(what & THE_ROWS)) return;
     if (thread < QUERIES / 2)
         ptx_cp_async_16(rows_at(memory, stage) + (uint32_t)thread * 16, rows + 2 * thread, true);
 #if HIGH_LOW

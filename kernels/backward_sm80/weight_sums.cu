@@ -244,7 +244,8 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
                                 w->seen_query_from - w->first, w->seen_query_to - w->first);
 #if HIGH_LOW
     take_parts(&from,
-               s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES);
+               s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES,
+               0);
 #endif
     issue_rows(&from, QUERIES, q_at(memory, 0));
 #if HIGH_LOW
