@@ -247,7 +247,7 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
                          at->tile % PARTS * QUERIES;
     row_source q = source_of(&p->a.q, t->block_q, row, head, p->a.d, from, to);
     row_source dout = source_of(&p->dout, t->block_q, row, head, p->a.d_v, from, to);
-#if OPTIONS
+#if OPTIONS && !HIGH_LOW /* parts of such rows are 0 */
     if (p->a.mask.data || p->a.bias.data) q.rows = dout.rows = rows;
 #endif
 #if HIGH_LOW
