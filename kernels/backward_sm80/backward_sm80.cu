@@ -23,9 +23,12 @@
  * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the
  * warps before this tile's scores and by the others behind them: so one half makes weights while
  * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
- * this tile's copies are on their way, and dQ of the tile before is computed. Where warps share the
- * products of scores, in float32 with head dims above 256, it has three more. Where operands are
- * float16 parts, queries and dout come from the workspace.
+ * this tile's copies are on their way, and dQ of the tile before is computed.
+ *
+ * Where warps share the products of scores, in float32 with head dims above 256, a tile has three
+ * barriers: copies are there; parts of scores; weights and dS, behind which a warp has its columns of
+ * all three gradients, and copies these columns of the next tile when it is done with them.
+ * Where operands are float16 parts, queries and dout come from the workspace.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/high_low.cuh"
@@ -159,43 +162,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
 
 #endif
 
-#if SHARED_SCORES
-
-/* All warps' weights and dS times dout and queries. Columns that are not there are left out. dout has no readers behind dV: the
- * next tile's is copied then. */
-FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                             const block_work *w, thread_state *x, const tile_cursor *at)
-{
-    const fa_layout layout = find_layout(x->memory), *l = &layout;
-    const uint32_t q = q_at(x->memory, 0) + l->rows;
-    const int column = l->share * COLUMNS;
-    const uint32_t factors = x->memory + LARGEST_AT + (uint32_t)(l->lane / 4) * 4;
-    if (column < p->a.d_v)
-        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a,
-                              q + Q_TO_DOUT + (uint32_t)column * ELEMENT_BYTES,
-                              factors + DV_FACTORS);
-    if (at->count + 1 < w->tiles) {
-        tile_cursor next = *at;
-        advance(&next, w);
-        __syncthreads();
-        issue_tile(p, s, x->memory, w, &next, THE_DOUT);
-    }
-    if (column < p->a.d)
-        add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a,
-                              q + (uint32_t)column * ELEMENT_BYTES, factors + DK_FACTORS);
-}
-
-FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                            const block_work *w, thread_state *x, const tile_cursor *at)
-{
-    share_slice(x->memory, p->a.d, p->a.d_v);
-    __syncthreads();
-    if (has_scores()) consume_chunk(&p->a, w, x, at, 0);
-    __syncthreads();
-    add_gradients(p, s, w, x, at);
-}
-
-#else
+#if !SHARED_SCORES
 
 /* What other warps have of the same keys. */
 FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
@@ -309,15 +276,61 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     }
 }
 
+#if SHARED_SCORES
+
+/* Copies what is free of the next tile: its rows, which only weights need, or the warp's own columns. */
+FA_DEVICE void issue_next(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                          const block_work *w, uint32_t memory, const tile_cursor *at, int what)
+{
+    tile_cursor next = *at;
+    if (at->count + 1 >= w->tiles) return;
+    advance(&next, w);
+    issue_tile(p, s, memory, w, &next, what);
+}
+
+/* All warps' weights and dS times dout, queries and keys. Columns that are not there are left out. */
+FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                             const block_work *w, thread_state *x, const tile_cursor *at)
+{
+    const fa_layout layout = find_layout(x->memory), *l = &layout;
+    const uint32_t q = (q_at(x->memory, 0) + l->rows) ^ half_of(at->count);
+    const int column = l->share * COLUMNS;
+    const uint32_t own = q + (uint32_t)column * ELEMENT_BYTES;
+    const uint32_t factors = x->memory + LARGEST_AT + (uint32_t)(l->lane / 4) * 4;
+    issue_next(p, s, w, x->memory, at, THE_ROWS);
+    if (column < p->a.d_v)
+        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, own + Q_TO_DOUT,
+                              factors + DV_FACTORS);
+    __syncwarp();
+    if (!TAKES_TURNS) issue_next(p, s, w, x->memory, at, THE_DOUT | OWN_COLUMNS);
+    if (column < p->a.d)
+        add_high_low_gradient(&x->dk, x->memory + DS_AT + l->score_a, own, factors + DK_FACTORS);
+    __syncwarp();
+    if (!TAKES_TURNS) issue_next(p, s, w, x->memory, at, THE_QUERIES | OWN_COLUMNS);
+    add_dq(p, s, w, x->memory, at);
+}
+
+FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                            const block_work *w, thread_state *x, const tile_cursor *at)
+{
+    share_slice(x->memory, at->count, p->a.d, p->a.d_v);
+    __syncthreads();
+    if (has_scores()) consume_chunk(&p->a, w, x, at, 0);
+    __syncthreads();
+    add_gradients(p, s, w, x, at);
+}
+
+#endif
+
 /* ---- A block --------------------------------------------------------------------------------- */
 
 /* Waits until this tile's copies are there and all warps are done with the tile before. */
 FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           uint32_t memory, const block_work *w, const tile_cursor *at)
 {
-    if (STAGES == 1 && at->count > 0) {
+    if (STAGES == 1 && !SHARED_SCORES && at->count > 0) {
         __syncthreads();
-        issue_tile(p, s, memory, w, at, SHARED_SCORES ? THE_QUERIES : THE_QUERIES | THE_DOUT);
+        issue_tile(p, s, memory, w, at, ALL_OF_TILE);
         if (DS_BUFFERS == 1) {
             const tile_cursor last = before(at, w);
             add_dq(p, s, w, memory, &last);
@@ -325,10 +338,10 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     }
     ptx_cp_async_wait_all();
     __syncthreads();
-    if (STAGES == 2 && at->count + 1 < w->tiles) {
+    if ((STAGES == 2 || TAKES_TURNS) && at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
-        issue_tile(p, s, memory, w, &next, THE_QUERIES | THE_DOUT);
+        issue_tile(p, s, memory, w, &next, TAKES_TURNS ? THE_QUERIES | THE_DOUT : ALL_OF_TILE);
     }
 }
 
@@ -341,7 +354,7 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
 {
     const tile_cursor at = first_tile(w);
     issue_keys(&p->a, memory, w);
-    issue_tile(p, s, memory, w, &at, THE_QUERIES | THE_DOUT);
+    issue_tile(p, s, memory, w, &at, ALL_OF_TILE);
 #if THREE_PRODUCTS
     if (!s->factors) fill_factors(memory);
 #endif
@@ -380,6 +393,7 @@ FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80
         }
         advance(&at, w);
     }
+    if (SHARED_SCORES) return;
     __syncthreads();
     last = before(&at, w);
     add_dq(p, s, w, x->memory, &last);

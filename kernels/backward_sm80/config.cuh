@@ -50,6 +50,10 @@
 /* A warp has scores of its own of such operands (own_parts.cuh). */
 #define OWN_PARTS FA_BACKWARD_SM80_HAS_OWN_PARTS(ELEMENT, SLICES)
 
+/* One product leaves half of each row without low parts. So rows of queries and dout have room for two
+ * tiles, which take turns: the next one is copied while this one is multiplied. */
+#define TAKES_TURNS (HIGH_LOW && !THREE_PRODUCTS)
+
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
 

@@ -326,6 +326,8 @@ FA_DEVICE float load_key_power(uint32_t largest, int key)
     return find_power(most);
 }
 
+static_assert(TILES_DOWN == 2 && TILES_ACROSS % 2 == 0, "largest numbers are loaded together");
+
 /* What all warps have stored. */
 FA_DEVICE fa_operand_powers load_operand_powers(uint32_t largest, const tile_part *part)
 {
@@ -369,7 +371,7 @@ FA_DEVICE void store_parts(uint32_t row, int unit, float first, float second)
 }
 
 /* Weights and dS go to shared memory, a row for each key: for all warps, which need them for dV, dK
- * and dQ. The warps that have tiles of them meet once. Their parts of scores are read then, whose place
+ * and dQ. The warps that have tiles of them meet once: all parts of scores are read then, whose place
  * weights and dS take. */
 FA_DEVICE void share_operands(uint32_t memory, const tile_part *part, const fa_weights *weights,
                               const fa_weights *ds)
@@ -395,7 +397,7 @@ FA_DEVICE void share_operands(uint32_t memory, const tile_part *part, const fa_w
 
 #endif
 
-/* Splits keys and values, once. All threads' copies are there. */
+/* Splits keys and values, once. The copies of all threads are there. */
 FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
 {
     const uint32_t inverses = memory + POWERS_AT + KEY_POWERS;

@@ -40,7 +40,7 @@ enum {
     WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES,
     KEY_DS_AT = WEIGHTS_AT +
                 SCORE_BYTES, /* of a warp's own parts, where warps share keys: dS for dK, apart */
-    /* Of wide heads. dS for dQ, apart; parts of scores, before there are weights and dS. */
+    /* Of wide heads: dS for dQ, apart; parts of scores, before there are weights and dS. */
     DQ_DS_AT = WEIGHTS_AT + SCORE_BYTES,
     SLICES_AT = DS_AT,
     POWERS_AT =
@@ -159,6 +159,9 @@ FA_DEVICE uint32_t dout_at(uint32_t memory, int stage)
 {
     return memory + DOUT_AT + (uint32_t)stage * Q_BYTES;
 }
+
+/* Which half of its rows tile number `count` has, in bytes of each group of banks. */
+FA_DEVICE uint32_t half_of(int count) { return TAKES_TURNS ? (uint32_t)(count & 1) * 64 : 0; }
 
 /* The rows of a tile begin at an address of 16 bytes for two of them: log-sum-exp and delta of each. */
 FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)

@@ -63,8 +63,8 @@ FA_DEVICE uint32_t slice_at(uint32_t memory, score_kind kind, int slice, int til
                       ptx_thread_id() % 32 * 16);
 }
 
-/* Computes the warp's slice of S or dP and shares it. d, d_v: columns that there are. */
-FA_DEVICE void share_slice(uint32_t memory, int d, int d_v)
+/* Computes the warp's slice of S or dP of tile number `count` and shares it. d, d_v: columns that there are. */
+FA_DEVICE void share_slice(uint32_t memory, int count, int d, int d_v)
 {
     const fa_layout layout = find_layout(memory), *l = &layout;
     const score_kind kind = l->warp % 2 ? DP : SCORES;
@@ -74,7 +74,8 @@ FA_DEVICE void share_slice(uint32_t memory, int d, int d_v)
     const uint32_t queries = q_at(memory, 0) + (uint32_t)(block * SLICE_QUERIES * PITCH) + l->q +
                              (kind == DP ? Q_TO_DOUT : 0);
     fa_score_sums s;
-    make_slice(&s, keys, queries, find_slice(slice, columns), find_slice(slice + 1, columns));
+    make_slice(&s, keys, queries ^ half_of(count), find_slice(slice, columns),
+               find_slice(slice + 1, columns));
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES; i++) {
         const int m = i / N_TILES, n = i % N_TILES;

@@ -717,7 +717,7 @@ typedef enum uneven_case {
     SMALL_VALUES,    /* values and dO times 1e-15 */
     LARGE_DOUT,      /* dO times 1e18, values times 1e-18 */
     UNATTENDED_KEY,  /* with weights of 1e-19 */
-    LARGE_LOGITS,    /* some ten thousand: what is exact is another question */
+    LARGE_LOGITS,    /* some ten million: what is exact is another question */
     UNEVEN_CASES
 } uneven_case;
 
@@ -764,7 +764,7 @@ static void make_uneven(int dim, uneven_case of)
     memset(&uneven, 0, sizeof uneven);
     memset(uneven.mask, 1, sizeof uneven.mask);
     fill_rows(&random, uneven.q, UNEVEN_Q, dim,
-              of == LARGE_LOGITS ? 1e4
+              of == LARGE_LOGITS ? 1e6
               : rows             ? 0x1p-20
                                  : q,
               rows ? 20 : 0);
