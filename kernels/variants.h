@@ -649,7 +649,7 @@ VARIANT(backward_tf32_d512_general, .file = "backward_sm80/backward_sm80", .kern
 END(backward, tf32)
 
 FAMILY(backward, tf32x3)
-/* Three products in tf32 for each of float32. The launches around it are those of tf32. */
+/* Three products in float16 for each of float32. The launches around it are those of tf32. */
 VARIANT(backward_tf32x3_d64, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 16,
         .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
@@ -657,20 +657,24 @@ VARIANT(backward_tf32x3_d64_general, .file = "backward_sm80/backward_sm80", .ker
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
         .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_d128, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
-        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 16,
-        .keys = 64, .queries = 64, .stages = 1, .blocks = 1)
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = 0, .warps = 4, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_d128_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
+/* For 163 KiB: eight warps of a multiprocessor, too. */
+VARIANT(backward_tf32x3_d128_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
-        .keys = 64, .queries = 64, .stages = 1, .blocks = 1)
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 1)
 VARIANT(backward_tf32x3_d256, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 16,
         .keys = 64, .queries = 32, .stages = 1, .blocks = 1)
 VARIANT(backward_tf32x3_d256_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
-        .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 1)
 /* For 163 KiB. */
 VARIANT(backward_tf32x3_d256_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
-        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
         .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
 /* Warps share the products of scores. For 227 KiB (Hopper). */
 VARIANT(backward_tf32x3_d384, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,

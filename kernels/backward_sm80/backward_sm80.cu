@@ -1,5 +1,6 @@
 /*
- * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in tf32: all
+ * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in tf32 or in
+ * float16 parts: all
  * gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691), with
  * masks by position, lengths, and shared heads; the variants with OPTIONS also with all options of
  * the scores.
@@ -9,8 +10,8 @@
  *   work.cuh      the block's keys and tiles          weights.cuh    weights, dS, masks by position
  *   load.cuh      copies to shared memory             options.cuh    the options of the scores
  *   tile_part.cuh a warp's part of a tile             sums.cuh       the sums of dQ
- *   high_low.cuh  float16 parts, of wide heads       store.cuh      dK and dV
- *   split.cuh     how numbers become parts
+ *   high_low.cuh  float16 parts of float32           store.cuh      dK and dV
+ *   split.cuh     how numbers become parts           own_parts.cuh  their products, head dims to 256
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
@@ -22,9 +23,12 @@
  * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the
  * warps before this tile's scores and by the others behind them: so one half makes weights while
  * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
- * this tile's copies are on their way, and dQ of the tile before is computed. Where warps share the
- * products of scores, in float32 with head dims above 256, it has three more; operands are float16
- * parts there, and queries and dout come from the workspace.
+ * this tile's copies are on their way, and dQ of the tile before is computed.
+ *
+ * Where warps share the products of scores, in float32 with head dims above 256, a tile has three
+ * barriers: copies are there; parts of scores; weights and dS, behind which a warp has its columns of
+ * all three gradients, and copies these columns of the next tile when it is done with them.
+ * Where operands are float16 parts, queries and dout come from the workspace.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/high_low.cuh"
@@ -32,6 +36,7 @@
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/options.cuh"
+#include "backward_sm80/own_parts.cuh"
 #include "backward_sm80/slices.cuh"
 #include "backward_sm80/store.cuh"
 #include "backward_sm80/sums.cuh"
@@ -52,49 +57,52 @@ typedef struct thread_state {
 
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
-#if HIGH_LOW
-    share_high_low(weights, part->weights_word, part->unit, WEIGHT_POWER);
+#if SHARED_SCORES
+    (void)x, (void)part, (void)weights; /* add_keys shares both */
+#elif OWN_PARTS
+    row_parts parts;
+    make_row_parts(&parts, weights, part, true);
+    if (ALL_SHARED) share_row_parts(&parts, part, part->weights_word, part->weight_factors);
+    else add_row_parts(&x->dv, &parts, part->own_queries + Q_TO_DOUT);
 #else
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
-#endif
-#if SHARED_SCORES
-    (void)x;
-#else
-    if (!ALL_SHARED)
-        add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
+    add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
 #endif
 }
 
-FA_DEVICE void add_keys(const fa_attention_params *p, thread_state *x, const tile_cursor *at,
-                        const tile_part *part, const fa_weights *ds)
+FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *weights,
+                        const fa_weights *ds)
 {
-    (void)p;
-    (void)at;
-#if HIGH_LOW
-    const fa_backward_sm80_powers powers = load_tile_powers(x->memory, at->count);
-    share_high_low(ds, part->ds_word, part->unit, find_ds_power(p, x->memory, &powers, x->ds_unit));
-#else
-    share_weights(ds, part->ds_word, part->unit);
-#endif
 #if SHARED_SCORES
-    (void)x;
+    share_operands(x->memory, part, weights, ds);
+#elif OWN_PARTS
+    row_parts parts;
+    (void)weights;
+    make_row_parts(&parts, ds, part, false);
+    share_ds(ds, part);
+    if (ALL_SHARED)
+        share_row_parts(&parts, part, part->weights_word + KEY_DS_AT - WEIGHTS_AT,
+                        part->weight_factors + 4);
+    else add_row_parts(&x->dk, &parts, part->own_queries);
 #else
-    if (!ALL_SHARED) add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
+    (void)weights;
+    share_weights(ds, part->ds_word, part->unit);
+    add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
 #endif
 }
 
 /* The scores that the warp makes weights of, or their dP. */
-FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, int count, const tile_part *part,
-                           score_kind kind)
+FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
 {
 #if SHARED_SCORES
-    (void)part;
-    add_slices(s, memory, count, kind);
+    add_slices(s, memory, part, kind);
 #else
     (void)memory;
-    (void)count;
     make_scores(s, part->keys + (kind == DP ? V_AT : 0),
                 part->queries + (kind == DP ? Q_TO_DOUT : 0));
+#if OWN_PARTS
+    scale_scores(s, part, kind);
+#endif
 #endif
 }
 
@@ -107,16 +115,16 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
     fa_weights weights, ds;
-    find_scores(&s, x->memory, at->count, &part, SCORES);
+    find_scores(&s, x->memory, &part, SCORES);
     const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
     weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows, part.factors);
     part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
     add_values(x, &part, &weights);
-    find_scores(&dp, x->memory, at->count, &part, DP);
+    find_scores(&dp, x->memory, &part, DP);
     drop_gradients(p, &o, &dp);
     make_ds(&s, &dp, part.rows, x->ds_unit, true);
     pack(&ds, &dp);
-    add_keys(p, x, at, &part, &ds);
+    add_keys(x, &part, &weights, &ds);
 }
 
 #else
@@ -124,14 +132,14 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
 FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
                              const tile_cursor *at, int chunk)
 {
-    const tile_part part = find_part(x->memory, at, chunk);
+    tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
     bool masked = !TF32 && is_masked(w, first_key, at->tile);
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;
-    find_scores(&s, x->memory, at->count, &part, SCORES);
-    if (!LATE_DP) find_scores(&dp, x->memory, at->count, &part, DP);
+    find_scores(&s, x->memory, &part, SCORES);
+    if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
     if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
 #if THREE_PRODUCTS
@@ -141,67 +149,20 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     if (LATE_DP) {
         pack(&weights, &s);
         add_values(x, &part, &weights);
-        find_scores(&dp, x->memory, at->count, &part, DP);
+        part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
+        find_scores(&dp, x->memory, &part, DP);
     }
     /* right for all tiles; no register, again */
     make_ds(&s, &dp, part.rows, x->ds_unit, LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
     if (!LATE_DP) add_values(x, &part, &weights);
-    add_keys(p, x, at, &part, &ds);
+    add_keys(x, &part, &weights, &ds);
 }
 
 #endif
 
-#if SHARED_SCORES
-
-/* All warps' weights and dS times dout and queries. Columns that are not there are left out. dout has no readers behind dV: the
- * next tile's is copied then. */
-FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                             const block_work *w, thread_state *x, const tile_cursor *at)
-{
-    const fa_layout layout = find_layout(x->memory), *l = &layout;
-    const uint32_t q = q_at(x->memory, 0) + l->rows;
-    const int column = l->share * COLUMNS;
-#if HIGH_LOW
-    if (column < p->a.d_v)
-        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a,
-                              q + Q_TO_DOUT + (uint32_t)column * ELEMENT_BYTES,
-                              find_dv_factor(x->memory, at->count));
-#else
-    if (column < p->a.d_v)
-        add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
-                           column / VECTOR, l->share);
-#endif
-    if (at->count + 1 < w->tiles) {
-        tile_cursor next = *at;
-        advance(&next, w);
-        __syncthreads();
-        issue_tile(p, s, x->memory, w, &next, THE_DOUT);
-    }
-#if HIGH_LOW
-    if (column < p->a.d)
-        add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a,
-                              q + (uint32_t)column * ELEMENT_BYTES,
-                              find_dk_factor(&p->a, x->memory, at->count, x->ds_unit));
-#else
-    if (column < p->a.d)
-        add_other_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / VECTOR,
-                           l->share);
-#endif
-}
-
-FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                            const block_work *w, thread_state *x, const tile_cursor *at)
-{
-    share_slice(x->memory, p->a.d, p->a.d_v);
-    __syncthreads();
-    if (has_scores()) consume_chunk(&p->a, w, x, at, 0);
-    __syncthreads();
-    add_gradients(p, s, w, x, at);
-}
-
-#else
+#if !SHARED_SCORES
 
 /* What other warps have of the same keys. */
 FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
@@ -209,10 +170,18 @@ FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const uint32_t own = (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH) + l->score_a;
     const uint32_t q = q_at(x->memory, stage_of(at)) + l->rows;
-    const int unit = l->share * (COLUMNS / VECTOR);
     sync_group(l);
+#if OWN_PARTS
+    const uint32_t factors =
+        x->memory + WEIGHT_FACTORS_AT + (uint32_t)(l->group * GROUP_ROWS + l->lane / 4) * 8;
+    const uint32_t rows = q + (uint32_t)(l->share * COLUMNS * ELEMENT_BYTES);
+    add_shared_rows(&x->dv, x->memory + WEIGHTS_AT + own, factors, rows + Q_TO_DOUT);
+    add_shared_rows(&x->dk, x->memory + KEY_DS_AT + own, factors + 4, rows);
+#else
+    const int unit = l->share * (COLUMNS / VECTOR);
     add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + own, q + Q_TO_DOUT, unit, l->share);
     add_other_gradient(&x->dk, ds_at(x->memory, at->count) + own, q, unit, l->share);
+#endif
 }
 
 FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -274,10 +243,15 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     const int column = l.warp / DQ_ROW_WARPS * DQ_N_TILES;
     fa_dq dq;
     if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
-#if HIGH_LOW
-    make_high_low_dq(&dq, ds_at(memory, at->count) + l.score_rows,
-                     memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES), block);
-    scale_dq(&dq, find_dq_factor(&p->a, memory, at->count, WEIGHT_UNIT * ds_scale(&p->a, s)));
+#if OWN_PARTS
+    make_own_dq(&dq, ds_at(memory, at->count) + l.score_rows,
+                memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES),
+                ds_factors_at(memory, at->count) + (uint32_t)(16 * block + l.lane / 4) * 4, block);
+#elif HIGH_LOW
+    make_high_low_dq(&dq, memory + DQ_DS_AT + l.score_rows,
+                     memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES),
+                     memory + LARGEST_AT + DQ_FACTORS + (uint32_t)(16 * block + l.lane / 4) * 4,
+                     block);
 #else
     make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
 #endif
@@ -302,15 +276,61 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     }
 }
 
+#if SHARED_SCORES
+
+/* Copies what is free of the next tile: its rows, which only weights need, or the warp's own columns. */
+FA_DEVICE void issue_next(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                          const block_work *w, uint32_t memory, const tile_cursor *at, int what)
+{
+    tile_cursor next = *at;
+    if (at->count + 1 >= w->tiles) return;
+    advance(&next, w);
+    issue_tile(p, s, memory, w, &next, what);
+}
+
+/* All warps' weights and dS times dout, queries and keys. Columns that are not there are left out. */
+FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                             const block_work *w, thread_state *x, const tile_cursor *at)
+{
+    const fa_layout layout = find_layout(x->memory), *l = &layout;
+    const uint32_t q = (q_at(x->memory, 0) + l->rows) ^ half_of(at->count);
+    const int column = l->share * COLUMNS;
+    const uint32_t own = q + (uint32_t)column * ELEMENT_BYTES;
+    const uint32_t factors = x->memory + LARGEST_AT + (uint32_t)(l->lane / 4) * 4;
+    issue_next(p, s, w, x->memory, at, THE_ROWS);
+    if (column < p->a.d_v)
+        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, own + Q_TO_DOUT,
+                              factors + DV_FACTORS);
+    __syncwarp();
+    if (!TAKES_TURNS) issue_next(p, s, w, x->memory, at, THE_DOUT | OWN_COLUMNS);
+    if (column < p->a.d)
+        add_high_low_gradient(&x->dk, x->memory + DS_AT + l->score_a, own, factors + DK_FACTORS);
+    __syncwarp();
+    if (!TAKES_TURNS) issue_next(p, s, w, x->memory, at, THE_QUERIES | OWN_COLUMNS);
+    add_dq(p, s, w, x->memory, at);
+}
+
+FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                            const block_work *w, thread_state *x, const tile_cursor *at)
+{
+    share_slice(x->memory, at->count, p->a.d, p->a.d_v);
+    __syncthreads();
+    if (has_scores()) consume_chunk(&p->a, w, x, at, 0);
+    __syncthreads();
+    add_gradients(p, s, w, x, at);
+}
+
+#endif
+
 /* ---- A block --------------------------------------------------------------------------------- */
 
 /* Waits until this tile's copies are there and all warps are done with the tile before. */
 FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           uint32_t memory, const block_work *w, const tile_cursor *at)
 {
-    if (STAGES == 1 && at->count > 0) {
+    if (STAGES == 1 && !SHARED_SCORES && at->count > 0) {
         __syncthreads();
-        issue_tile(p, s, memory, w, at, SHARED_SCORES ? THE_QUERIES : THE_QUERIES | THE_DOUT);
+        issue_tile(p, s, memory, w, at, ALL_OF_TILE);
         if (DS_BUFFERS == 1) {
             const tile_cursor last = before(at, w);
             add_dq(p, s, w, memory, &last);
@@ -318,10 +338,10 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     }
     ptx_cp_async_wait_all();
     __syncthreads();
-    if (STAGES == 2 && at->count + 1 < w->tiles) {
+    if ((STAGES == 2 || TAKES_TURNS) && at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
-        issue_tile(p, s, memory, w, &next, THE_QUERIES | THE_DOUT);
+        issue_tile(p, s, memory, w, &next, TAKES_TURNS ? THE_QUERIES | THE_DOUT : ALL_OF_TILE);
     }
 }
 
@@ -334,11 +354,11 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
 {
     const tile_cursor at = first_tile(w);
     issue_keys(&p->a, memory, w);
-    issue_tile(p, s, memory, w, &at, THE_QUERIES | THE_DOUT);
+    issue_tile(p, s, memory, w, &at, ALL_OF_TILE);
 #if THREE_PRODUCTS
     if (!s->factors) fill_factors(memory);
 #endif
-#if TF32 && !THREE_PRODUCTS && !HIGH_LOW
+#if TF32 && !HIGH_LOW
     ptx_cp_async_wait_all();
     round_keys(memory);
 #endif
@@ -347,11 +367,11 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
         ptx_cp_async_wait_all();
         __syncthreads();
         clear_bad_keys(memory, w);
-        if (HIGH_LOW) __syncthreads();
     }
 #endif
 #if HIGH_LOW
     ptx_cp_async_wait_all();
+    __syncthreads();
     split_keys(&p->a, memory);
 #endif
 }
@@ -373,6 +393,7 @@ FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80
         }
         advance(&at, w);
     }
+    if (SHARED_SCORES) return;
     __syncthreads();
     last = before(&at, w);
     add_dq(p, s, w, x->memory, &last);

@@ -12,8 +12,8 @@
  *          weights that are larger than they should be want them: less FA_BACKWARD_SM80_WEIGHT_BITS, times 2^-bits
  *   factors   of a tile, where a launch behind `prepare` finds them: what the weights of each query are multiplied by
  *             (weight_sums.cu)
- *   parts   of a tile, where head dims are wide in float32: queries and dout as float16 parts, rows of the variant's
- *           head dim times 4 bytes (high_low.cuh); powers: the powers of two of these
+ *   parts   of a tile, in float32 with three products or wide head dims: queries and dout as float16 parts, rows of the
+ *           variant's head dim times 4 bytes (high_low.cuh); powers: of each query the powers of two of these
  *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
  *
  * Of kernels/variants.h:
@@ -70,36 +70,65 @@
 /* Bytes of the parts of scores and of dP that slices of the head dim have. */
 #define FA_BACKWARD_SM80_SLICES(keys, queries, slices) (2 * (slices) * (keys) * (queries)*4)
 
-/* Bytes of the powers of two by which operands of wide heads are multiplied before they become
- * float16 numbers. */
-#define FA_BACKWARD_SM80_POWER_BYTES 256
-#define FA_BACKWARD_SM80_POWERS(slices) ((slices) > 0 ? FA_BACKWARD_SM80_POWER_BYTES : 0)
+/* Whether operands are float16 parts; and whether a warp has scores of its own of these (own_parts.cuh). */
+#define FA_BACKWARD_SM80_HAS_PARTS(element, slices) ((element) == FA_ELEMENT_TF32X3 || (slices) > 0)
+#define FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)                                            \
+    ((element) == FA_ELEMENT_TF32X3 && (slices) == 0)
+
+/* Bytes of dS and, where warps share keys, of weights, and of dS for dK where it differs from dQ's. Those of wide heads lie where
+ * the parts of scores and of dP were. */
+#define FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices)         \
+    ((slices) > 0 ? FA_BACKWARD_SM80_SLICES(keys, queries, slices)                                 \
+                  : (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                \
+                     (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) == 1 ? 0                     \
+                      : FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)    ? 2                     \
+                                                                           : 1)) *                    \
+                        (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries))
+
+/* Of float16 parts, bytes of the powers of two of each key and value, and of each query of a stage and its dout. Of wide heads also
+ * of what gives weights and dS theirs: the largest numbers of tiles of 16 keys and 8 queries, and a
+ * factor for each row of a gradient. */
+#define FA_BACKWARD_SM80_POWERS(element, keys, queries, stages, slices)                            \
+    (FA_BACKWARD_SM80_HAS_PARTS(element, slices) ? ((keys) + (stages) * (queries)) * 8 : 0)
+#define FA_BACKWARD_SM80_LARGEST(keys, queries, slices)                                            \
+    ((slices) > 0 ? (keys) * ((queries) / 8) * 8 + (queries) * ((keys) / 16) * 4 +                 \
+                        (2 * (keys) + (queries)) * 4                                               \
+                  : 0)
+
+/* Bytes of the factors of a warp's own parts: of dS for dQ, of each query for each group of warps; where warps share keys of
+ * weights and of dS, of each key for 16 queries. */
+#define FA_BACKWARD_SM80_OWN_FACTORS(element, keys, queries, warps, group_rows, stages, slices)    \
+    (!FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)                                              \
+         ? 0                                                                                       \
+         : FA_BACKWARD_SM80_DS_BUFFERS(element, stages) * ((keys) / (group_rows)) * (queries)*4 +  \
+               (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1 ? (queries) / 16 * (keys)*8    \
+                                                                    : 0))
 
 /* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows
- * and factors; buffers of dS, and where warps share keys one of weights; parts of scores; powers of two. */
+ * and factors; dS, weights and parts of scores; powers of two and what they follow from. */
 #define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages, slices)      \
     ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) +              \
      (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
-     (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                               \
-      (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1)) *                                     \
-         (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries) +                                   \
-     FA_BACKWARD_SM80_SLICES(keys, queries, slices) + FA_BACKWARD_SM80_POWERS(slices) + 128)
+     FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices) +          \
+     FA_BACKWARD_SM80_POWERS(element, keys, queries, stages, slices) +                             \
+     FA_BACKWARD_SM80_LARGEST(keys, queries, slices) +                                             \
+     FA_BACKWARD_SM80_OWN_FACTORS(element, keys, queries, warps, group_rows, stages, slices) +     \
+     128)
 
 /* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps
  * a sum for each query, and what rounding has taken from it; powers of two. */
 #define FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(element, dim, keys, queries, group_rows, slices)         \
     ((2 * (keys) + (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) + (queries)*8 +               \
-     (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(slices) + 128)
+     (keys) / (group_rows) * (queries)*8 +                                                         \
+     FA_BACKWARD_SM80_POWERS(element, keys, queries, 1, slices) + 128)
 
-/* Where head dims are wide, float32 queries and dout are split before they are multiplied: bytes of
- * their parts, of a tile of the workspace each, and of the tile's powers. */
-#define FA_BACKWARD_SM80_IS_SPLIT(element, dim) (FA_ELEMENT_BYTES(element) == 4 && (dim) > 256)
+/* Bytes of the float16 parts of queries or of dout, of a tile of the workspace, and of its powers. */
 #define FA_BACKWARD_SM80_PART_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
+#define FA_BACKWARD_SM80_POWER_BYTES (FA_BACKWARD_SM80_TILE * 8)
 
-/* Of a tile: what a number of the queries, or of dout, is multiplied by to leave their units; the
- * largest |delta|. */
+/* What the parts of a query, and of its dout, are multiplied by to be numbers again. */
 typedef struct fa_backward_sm80_powers {
-    float query_inverse, dout_inverse, largest_delta, unused;
+    float query_inverse, dout_inverse;
 } fa_backward_sm80_powers;
 
 /* Every option that changes scores or weights may be there. 0: none of them. */

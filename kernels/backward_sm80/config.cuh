@@ -29,8 +29,8 @@
  * queries and dout behind each load. */
 #define TF32 (ELEMENT == FA_ELEMENT_TF32 || ELEMENT == FA_ELEMENT_TF32X3)
 
-/* Nothing is rounded: each operand is the sum of two tf32 numbers, and a product three of theirs
- * (common/three_products.cuh). */
+/* Nothing is rounded: each operand is the sum of two float16 numbers, times a power of two, and a
+ * product three of theirs. */
 #define THREE_PRODUCTS (ELEMENT == FA_ELEMENT_TF32X3)
 
 /* weight_sums.cu, which has scores and no gradients, defines it as 1. */
@@ -43,9 +43,16 @@
 #define SLICES 0
 #endif
 
-/* Operands of wide heads are float16 numbers: high parts, and low ones of weights and dS, and for
- * three products of all (high_low.cuh). */
-#define HIGH_LOW (TF32 && SLICES > 0)
+/* Operands are float16 numbers, for three products and for wide heads: high parts, and low ones of
+ * weights and dS, and for three products of all (high_low.cuh). */
+#define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT, SLICES)
+
+/* A warp has scores of its own of such operands (own_parts.cuh). */
+#define OWN_PARTS FA_BACKWARD_SM80_HAS_OWN_PARTS(ELEMENT, SLICES)
+
+/* One product leaves half of each row without low parts. So rows of queries and dout have room for two
+ * tiles, which take turns: the next one is copied while this one is multiplied. */
+#define TAKES_TURNS (HIGH_LOW && !THREE_PRODUCTS)
 
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
@@ -84,6 +91,7 @@ enum {
     FACTOR_BYTES = FA_BACKWARD_SM80_FACTORS(ELEMENT, QUERIES),
     SCORE_BYTES = KEYS * SCORE_PITCH,
     SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM), /* of a tile of the workspace */
+    GROUPS = KEYS / GROUP_ROWS,
     SMEM_BYTES =
         FA_BACKWARD_SM80_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES, SLICES)
 };
@@ -95,21 +103,15 @@ static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % (8 *
               "whole fragments");
 static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
 
-/* Three products. */
 enum {
-    /* Steps of a sum that begins from 0: along the head dim, and along queries or keys. */
-    CHAIN = HIGH_LOW ? 1 : 2,
-    ROW_CHAIN = QUERIES / STEP < 4 ? QUERIES / STEP : 4,
-    /* A warp's own queries are too few for a chain: their products wait for the others'. */
-    ALL_SHARED = SHARED_SCORES || (THREE_PRODUCTS && SPLIT != 1 && CHUNK / STEP != ROW_CHAIN),
-    /* dP waits until dV has its products: parts of operands need its registers. */
-    LATE_DP = THREE_PRODUCTS && !ALL_SHARED,
-    SCORE_CHAINS = ALL_SHARED ? 4 : 2 /* in a turn of the loop */
+    /* All weights and dS come from shared memory, not those of a warp's own queries from registers. */
+    ALL_SHARED = HIGH_LOW && SPLIT != 1,
+    /* dP waits until dV has its products: parts of weights need its registers. */
+    LATE_DP = THREE_PRODUCTS && !ALL_SHARED
 };
-static_assert(!THREE_PRODUCTS || HIGH_LOW ||
-                  (D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAIN == 0 &&
-                   QUERIES / STEP % ROW_CHAIN == 0 && CHUNK / STEP <= ROW_CHAIN),
-              "whole chains");
+static_assert(!OWN_PARTS || SCORES_ALONE || CHUNK % 16 == 0, "whole steps of a warp's own queries");
+static_assert(!OWN_PARTS || SCORES_ALONE || SPLIT == 1 || OWN_QUERIES == 16,
+              "where rows are shared, 16 queries have a factor");
 
 /* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */
 enum {

@@ -1,6 +1,6 @@
 /*
- * Products of wide heads, in float32: operands are float16 parts, high ones and for three products
- * low ones. Keys and values are split in shared memory, once; queries and dout by `prepare`, so that
+ * Float32 operands as float16 parts, high ones and for three products
+ * low ones, and the products of wide heads; own_parts.cuh has the others. Keys and values are split in shared memory, once; queries and dout by `prepare`, so that
  * their rows are copied from the workspace as they are; weights and dS where they are stored. So no
  * product splits anything, 16 elements are multiplied where tf32 has 8, and ldmatrix transposes.
  * docs/kernels/backward_sm80.md has the budget.
@@ -10,11 +10,12 @@
  * c of unit gradient_unit(i / 2, i % 2): so gradients have their columns in the same registers as in
  * tf32 (multiply.cuh). Sums over the head dim have another order of columns, all operands the same.
  *
- * Before it is split a tensor's tile is multiplied by a power of two, which brings its largest number
- * near 2^15. Low parts of weights and dS, whose largest numbers are bounded and not known, are 2^11
- * times as large as they should be, so that they have all their bits where the high part has: down to
- * 2^-27 of the bound. They are there with one product, too: weights and dS reach over more powers of
- * two than float16 does.
+ * Before it is split a row is multiplied by a power of two of its own, which brings its largest number
+ * near 2^15. So rows of any size may lie beside each other, and large numbers of a key that no query
+ * sees take no bits from the others. A product of two rows is multiplied by both inverse powers.
+ * Where a product sums over rows, its other operand has their inverse powers: weights those of dout
+ * (dV), dS those of queries (dK) or of keys (dQ). So there is a dS for each. Rows of these three have
+ * powers of their own, too: the largest number of each is found in each tile.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_HIGH_LOW_CUH
 #define FA_KERNELS_BACKWARD_SM80_HIGH_LOW_CUH
@@ -23,20 +24,14 @@
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/split.cuh"
+#include "backward_sm80/tile_part.cuh"
 #include "common/reduce.cuh"
-#include "ptx/convert.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shared.cuh"
 
 #if HIGH_LOW
-
-/* What weights are multiplied by: they are 1 at most, but for rounding and a log-sum-exp that is not
- * theirs. */
-#define WEIGHT_POWER 0x1p13f
-
-/* What the low parts of weights and dS are multiplied by, besides. */
-#define LOW_POWER 0x1p11f
 
 /* Of 16 x 16 elements, as ldmatrix loads them. */
 typedef struct high_low {
@@ -45,55 +40,51 @@ typedef struct high_low {
 
 /* ---- Powers of two --------------------------------------------------------------------------- */
 
-/* The largest finite number of those rows that the thread has copied. Infinities are left out if
- * `finite`. */
-FA_DEVICE float find_largest(uint32_t at, int rows, bool finite)
+/* Inverse powers of keys g and g + 8 and their values. */
+typedef struct key_powers {
+    float key[2], value[2];
+} key_powers;
+
+/* Those of two neighbouring queries and their dout. */
+typedef struct query_powers {
+    float query[2], dout[2];
+} query_powers;
+
+FA_DEVICE key_powers load_key_powers(uint32_t at)
 {
-    const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
-    float largest = 0.0f;
-    if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return 0.0f;
-#pragma unroll 4
-    for (int row = first; row < rows; row += ROWS_A_PASS) {
-        const uint4 four = ptx_ld_shared_v4(at + (uint32_t)(row * PITCH + unit / 8 * 128) +
-                                            permuted(row, unit & 7, PITCH) * 16);
-        const uint32_t x[4] = {four.x, four.y, four.z, four.w};
+    const float2 x = ptx_ld_shared_f32x2(at), y = ptx_ld_shared_f32x2(at + 64);
+    const key_powers powers = {{x.x, y.x}, {x.y, y.y}};
+    return powers;
+}
+
+FA_DEVICE query_powers load_query_powers(uint32_t at)
+{
+    const uint4 x = ptx_ld_shared_v4(at);
+    const query_powers powers = {{fa_bits_float(x.x), fa_bits_float(x.z)},
+                                 {fa_bits_float(x.y), fa_bits_float(x.w)}};
+    return powers;
+}
+
+/* Finds the powers of rows, a warp for each, and stores their inverses: of row r at 8 r. */
+FA_DEVICE void find_row_powers(uint32_t inverses, uint32_t at, int rows)
+{
+    const int lane = ptx_thread_id() % 32;
+#pragma unroll 1
+    for (int row = ptx_thread_id() / 32; row < rows; row += WARPS) {
+        float largest = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float y = fabsf(fa_bits_float(x[i])); /* fmaxf leaves out NaN */
-            largest = fmaxf(largest, finite && y == INFINITY ? 0.0f : y);
+        for (int unit = lane; unit < ROW_VECTORS; unit += 32) {
+            const uint4 four = ptx_ld_shared_v4(at + (uint32_t)(row * PITCH + unit / 8 * 128) +
+                                                permuted(row, unit & 7, PITCH) * 16);
+            largest = find_larger(largest, fa_bits_float(four.x));
+            largest = find_larger(largest, fa_bits_float(four.y));
+            largest = find_larger(largest, fa_bits_float(four.z));
+            largest = find_larger(largest, fa_bits_float(four.w));
         }
+        largest = fa_warp_max(largest);
+        if (lane == 0)
+            ptx_st_shared_f32(inverses + 8 * (uint32_t)row, invert_power(find_power(largest)));
     }
-    return largest;
-}
-
-/* Notes the largest number of rows whose copies the thread has waited for. place: KEY_LARGEST or
- * VALUE_LARGEST. */
-FA_DEVICE void note_largest(uint32_t powers, uint32_t at, int rows, int place)
-{
-    const int thread = ptx_thread_id();
-    float largest = find_largest(at, rows, false);
-    if (largest == INFINITY) largest = find_largest(at, rows, true);
-    largest = fa_warp_max(largest);
-    if (thread % 32 == 0)
-        ptx_st_shared_f32(powers + (uint32_t)place + (uint32_t)(thread / 32) * 4, largest);
-}
-
-/* The power of what all warps have noted. */
-FA_DEVICE float find_noted_power(uint32_t powers, int place)
-{
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < WARPS; i += 4) {
-        const uint4 x = ptx_ld_shared_v4(powers + (uint32_t)(place + 4 * i));
-        largest = fmaxf(largest, fmaxf(fmaxf(fa_bits_float(x.x), fa_bits_float(x.y)),
-                                       fmaxf(fa_bits_float(x.z), fa_bits_float(x.w))));
-    }
-    return find_power(largest);
-}
-
-FA_DEVICE float load_power(uint32_t powers, int place)
-{
-    return ptx_ld_shared_f32(powers + (uint32_t)place);
 }
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
@@ -113,8 +104,7 @@ FA_DEVICE void split_columns(uint32_t at, int row, float power)
         uint32_t high[4], low[4];
 #pragma unroll
         for (int t = 0; t < 4; t++)
-            high[t] =
-                split_two(x[gradient_unit(t, 0)][c], x[gradient_unit(t, 1)][c], 1.0f, &low[t]);
+            high[t] = split_two(x[gradient_unit(t, 0)][c], x[gradient_unit(t, 1)][c], &low[t]);
         const uint32_t to = at + permuted(row, c, PITCH) * 16;
         ptx_st_shared_v4(to, make_uint4(high[0], high[1], high[2], high[3]));
         if (THREE_PRODUCTS) ptx_st_shared_v4(to ^ 64, make_uint4(low[0], low[1], low[2], low[3]));
@@ -123,32 +113,38 @@ FA_DEVICE void split_columns(uint32_t at, int row, float power)
 
 /* Splits rows in their place. columns: that there are; behind them are zeros, which stay. Eight lanes
  * that load or store at once have eight rows. */
-FA_DEVICE void split_rows(uint32_t at, int rows, int columns, float power)
+FA_DEVICE void split_rows(uint32_t inverses, uint32_t at, int rows, int columns)
 {
     const int items = (columns + 31) / 32 * rows;
 #pragma unroll 1
     for (int item = ptx_thread_id(); item < items; item += THREADS) {
         const int row = item % rows;
-        split_columns(at + (uint32_t)(row * PITCH + item / rows * 128), row, power);
+        split_columns(at + (uint32_t)(row * PITCH + item / rows * 128), row,
+                      invert_power(ptx_ld_shared_f32(inverses + 8 * (uint32_t)row)));
     }
 }
 
-/* Of 8 columns, the unit of their high parts. */
-FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_tile % 4; }
-
-/* at: of the lane's first fragment; offset: in whole groups of banks; low: whether there are low parts.
- */
-FA_DEVICE void load_high_low(high_low *x, uint32_t at, int offset, bool low)
+/* at: of the lane's first fragment; offset: in whole groups of banks. One product has no low parts. */
+FA_DEVICE void load_high_low(high_low *x, uint32_t at, int offset)
 {
     ptx_ldmatrix_x4(x->high, at + (uint32_t)offset);
-    if (low) ptx_ldmatrix_x4(x->low, (at ^ 64) + (uint32_t)offset);
+    if (THREE_PRODUCTS) ptx_ldmatrix_x4(x->low, (at ^ 64) + (uint32_t)offset);
 }
 
-FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at, int offset, bool low)
+FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at, int offset)
 {
     ptx_ldmatrix_x4_trans(x->high, at + (uint32_t)offset);
-    if (low) ptx_ldmatrix_x4_trans(x->low, (at ^ 64) + (uint32_t)offset);
+    if (THREE_PRODUCTS) ptx_ldmatrix_x4_trans(x->low, (at ^ 64) + (uint32_t)offset);
 }
+
+/* Columns of two tiles. */
+FA_DEVICE void multiply_pair(float sum[2][4], const uint32_t a[4], const uint32_t b[4])
+{
+    ptx_mma_m16n8k16_f16(sum[0], a, b[0], b[1]);
+    ptx_mma_m16n8k16_f16(sum[1], a, b[2], b[3]);
+}
+
+#if SLICES
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
@@ -162,12 +158,11 @@ FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t col
         high_low a[M_TILES];
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
-            load_high_low(&a[m], fragment_at(rows, 2 * i), m * 16 * PITCH, THREE_PRODUCTS);
+            load_high_low(&a[m], fragment_at(rows, 2 * i), m * 16 * PITCH);
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2)
             if (i == 0 || !PAIRS)
-                load_high_low(&b[n / 2], fragment_at(columns, 2 * i), n / 2 * 16 * PITCH,
-                              THREE_PRODUCTS);
+                load_high_low(&b[n / 2], fragment_at(columns, 2 * i), n / 2 * 16 * PITCH);
 #pragma unroll
         for (int j = 0; j < N_TILES * M_TILES; j++) {
             const int m = j % M_TILES, n = j / M_TILES, word = 2 * (PAIRS ? i : n % 2);
@@ -186,38 +181,30 @@ FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t col
     }
 }
 
-/* Columns of two tiles. */
-FA_DEVICE void multiply_pair(float sum[2][4], const uint32_t a[4], const uint32_t b[4])
+/* sum += a b. Columns of two tiles. */
+FA_DEVICE void multiply_high_low(float sum[2][4], const high_low *a, const high_low *b)
 {
-    ptx_mma_m16n8k16_f16(sum[0], a, b[0], b[1]);
-    ptx_mma_m16n8k16_f16(sum[1], a, b[2], b[3]);
-}
-
-/* sum += a b, but for the products of a's low parts: those are added to low_sum. Columns of two
- * tiles. */
-FA_DEVICE void multiply_high_low(float sum[2][4], float low_sum[2][4], const high_low *a,
-                                 const high_low *b)
-{
-    multiply_pair(low_sum, a->low, b->high);
+    if (THREE_PRODUCTS) multiply_pair(sum, a->low, b->high);
     if (THREE_PRODUCTS) multiply_pair(sum, a->high, b->low);
     multiply_pair(sum, a->high, b->high);
 }
 
 #if !SCORES_ALONE
 
-/* Both sums. */
-FA_DEVICE float add_low(float sum, float low_sum) { return fmaf(low_sum, 1.0f / LOW_POWER, sum); }
-
 /* All queries' products. weights: where the lane's fragments of weights or dS begin; tile: those of
- * dout or of queries, of the warp's share; factor: what the units of both are in the gradient's. */
-FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t tile, float factor)
+ * dout or of queries, of the warp's share; factors: of the lane's first row of the gradient. */
+FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t tile,
+                                     uint32_t factors)
 {
     enum { STEPS = QUERIES / STEP };
     high_low a[STEPS][M_TILES];
+    float factor[2 * M_TILES];
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; i++) factor[i] = ptx_ld_shared_f32(factors + 32 * (uint32_t)i);
 #pragma unroll
     for (int i = 0; i < STEPS * M_TILES; i++)
         load_high_low(&a[i / M_TILES][i % M_TILES], fragment_at(weights, i / M_TILES * 2),
-                      i % M_TILES * 16 * SCORE_PITCH, true);
+                      i % M_TILES * 16 * SCORE_PITCH);
 #pragma unroll
     for (int n = 0; n < D_TILES; n += 2) {
         float sum[M_TILES][2][4] = {{{0.0f}}};
@@ -226,139 +213,200 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
         for (int i = 0; i < STEPS * M_TILES; i++) {
             const int step = i / M_TILES, m = i % M_TILES;
             if (m == 0)
-                load_high_low_trans(&b[step], fragment_at(tile, high_unit(n)), step * STEP * PITCH,
-                                    THREE_PRODUCTS);
-            multiply_pair(sum[m], a[step][m].low, b[step].high);
-        }
-#pragma unroll
-        for (int i = 0; i < M_TILES * 8; i++) sum[i / 8][i / 4 % 2][i % 4] *= 1.0f / LOW_POWER;
-#pragma unroll
-        for (int i = 0; i < STEPS * M_TILES; i++) {
-            const int step = i / M_TILES, m = i % M_TILES;
-            if (THREE_PRODUCTS) multiply_pair(sum[m], a[step][m].high, b[step].low);
-            multiply_pair(sum[m], a[step][m].high, b[step].high);
+                load_high_low_trans(&b[step], fragment_at(tile, high_unit(n)), step * STEP * PITCH);
+            multiply_high_low(sum[m], &a[step][m], &b[step]);
         }
 #pragma unroll
         for (int i = 0; i < M_TILES * 8; i++) {
             float *x = &g->at[i / 8][n + i / 4 % 2][i % 4];
-            *x = fmaf(sum[i / 8][i / 4 % 2][i % 4], factor, *x);
+            *x = fmaf(sum[i / 8][i / 4 % 2][i % 4], factor[i / 8 * 2 + i / 2 % 2], *x);
         }
     }
 }
 
-/* As make_dq, in the units of both operands. keys: where the lane's fragments of the warp's columns
- * begin. */
-FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block)
+/* As make_dq. keys: where the lane's fragments of the warp's columns begin; factors: of the lane's
+ * first row of dQ. */
+FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t factors, int block)
 {
-    fa_dq low;
     clear_dq(dq);
-    clear_dq(&low);
 #pragma unroll
     for (int step = 0; step < KEYS / STEP; step++) {
         high_low a[DQ_M_TILES];
 #pragma unroll
         for (int m = 0; m < DQ_M_TILES; m++)
-            load_high_low_trans(&a[m], fragment_at(ds, 2 * (block + m)), step * STEP * SCORE_PITCH,
-                                true);
+            load_high_low_trans(&a[m], fragment_at(ds, 2 * (block + m)), step * STEP * SCORE_PITCH);
 #pragma unroll
         for (int n = 0; n < DQ_N_TILES; n += 2) {
             high_low b;
-            load_high_low_trans(&b, fragment_at(keys, high_unit(n)), step * STEP * PITCH,
-                                THREE_PRODUCTS);
+            load_high_low_trans(&b, fragment_at(keys, high_unit(n)), step * STEP * PITCH);
 #pragma unroll
-            for (int m = 0; m < DQ_M_TILES; m++)
-                multiply_high_low(dq->at[m] + n, low.at[m] + n, &a[m], &b);
+            for (int m = 0; m < DQ_M_TILES; m++) multiply_high_low(dq->at[m] + n, &a[m], &b);
         }
     }
 #pragma unroll
-    for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++) {
-        float *x = &dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4];
-        *x = add_low(*x, low.at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4]);
+    for (int r = 0; r < 2 * DQ_M_TILES; r++) {
+        const float factor = ptx_ld_shared_f32(factors + 32 * (uint32_t)r);
+#pragma unroll
+        for (int i = 0; i < DQ_N_TILES * 2; i++) dq->at[r / 2][i / 2][r % 2 * 2 + i % 2] *= factor;
     }
 }
 
-FA_DEVICE void scale_dq(fa_dq *dq, float factor)
-{
-#pragma unroll
-    for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++)
-        dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] *= factor;
-}
+/* ---- Weights and dS as operands -------------------------------------------------------------- */
 
-/* To shared memory, a row for each key. to: where the lane's word of the first key and of query 0 of
- * the tile goes; unit: of the first query. */
-FA_DEVICE void share_high_low(const fa_weights *x, uint32_t to, int unit, float power)
+/* What a lane has of the warp's 16 keys and 8 queries, with the inverse powers of the rows that a
+ * product sums over: in [2 i + r] of key g + 8 r and query 2 t + i. */
+typedef struct fa_operands {
+    float dv[4], dk[4], dq[4];
+} fa_operands;
+
+/* Powers of the lane's keys, for rows of dV and dK, and of its queries, for those of dQ. */
+typedef struct fa_operand_powers {
+    float dv[2], dk[2], dq[2];
+} fa_operand_powers;
+
+FA_DEVICE fa_operands make_operands(const tile_part *part, const fa_weights *weights,
+                                    const fa_weights *ds)
 {
+    const key_powers keys = load_key_powers(part->key_powers);
+    const query_powers queries = load_query_powers(part->query_powers);
+    fa_operands x;
 #pragma unroll
-    for (int i = 0; i < 2;
-         i++) { /* keys g and g + 8; in [i] and [2 + i] two neighbouring queries */
-        const float first = fa_bits_float(x->at[0][0][i]) * power;
-        const float second = fa_bits_float(x->at[0][0][2 + i]) * power;
-        const uint32_t at = fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit);
-        uint32_t low;
-        ptx_st_shared_u32(at, split_two(first, second, LOW_POWER, &low));
-        ptx_st_shared_u32(at ^ 64, low);
+    for (int e = 0; e < 4; e++) {
+        const float y = fa_bits_float(ds->at[0][0][e]);
+        x.dv[e] = fa_bits_float(weights->at[0][0][e]) * (queries.dout[e / 2] * SPLIT_UNIT);
+        x.dk[e] = y * (queries.query[e / 2] * SPLIT_UNIT);
+        x.dq[e] = y * (keys.key[e % 2] * SPLIT_UNIT);
     }
+    return x;
 }
 
-/* ---- Powers of a tile ------------------------------------------------------------------------ */
+FA_DEVICE float max_of_sizes(float x, float y) { return fmaxf(fabsf(x), fabsf(y)); }
 
-FA_DEVICE fa_backward_sm80_powers load_tile_powers(uint32_t memory, int count)
+/* The max of number t of four over four neighbouring lanes, for lane t of them. */
+FA_DEVICE float max_of_own(const float x[4])
 {
-    const uint4 x = ptx_ld_shared_v4(tile_powers_at(memory, count));
-    const fa_backward_sm80_powers powers = {fa_bits_float(x.x), fa_bits_float(x.y),
-                                            fa_bits_float(x.z), 0.0f};
+    const bool upper = (ptx_thread_id() & 2) != 0, odd = (ptx_thread_id() & 1) != 0;
+    const float a =
+        fmaxf(upper ? x[2] : x[0], __shfl_xor_sync(0xffffffffu, upper ? x[0] : x[2], 2));
+    const float b =
+        fmaxf(upper ? x[3] : x[1], __shfl_xor_sync(0xffffffffu, upper ? x[1] : x[3], 2));
+    return fmaxf(odd ? b : a, __shfl_xor_sync(0xffffffffu, odd ? a : b, 1));
+}
+
+/* Stores the largest numbers of the warp's tile: of rows of weights and dS of its keys, and of rows of
+ * dS of its queries. */
+FA_DEVICE void store_largest(uint32_t largest, const tile_part *part, const fa_operands *x)
+{
+    const int lane = ptx_thread_id() % 32, t = lane % 4, g = lane / 4;
+    const float own[4] = {max_of_sizes(x->dv[0], x->dv[2]), max_of_sizes(x->dv[1], x->dv[3]),
+                          max_of_sizes(x->dk[0], x->dk[2]), max_of_sizes(x->dk[1], x->dk[3])};
+    const float first = max_of_sizes(x->dq[0], x->dq[1]), second = max_of_sizes(x->dq[2], x->dq[3]);
+    const int key = t / 2 * KEYS + part->key + 8 * (t % 2), query = 8 * part->unit + 2 * t + g;
+    ptx_st_shared_f32(largest + KEY_LARGEST + (uint32_t)(key * TILES_ACROSS + part->unit) * 4,
+                      max_of_own(own));
+    float y =
+        fmaxf(g % 2 ? second : first, __shfl_xor_sync(0xffffffffu, g % 2 ? first : second, 4));
+    y = fmaxf(y, __shfl_xor_sync(0xffffffffu, y, 8));
+    y = fmaxf(y, __shfl_xor_sync(0xffffffffu, y, 16));
+    if (g < 2)
+        ptx_st_shared_f32(
+            largest + QUERY_LARGEST + (uint32_t)(query * TILES_DOWN + part->key / 16) * 4, y);
+}
+
+/* The power of row `key` of dV or dK. */
+FA_DEVICE float load_key_power(uint32_t largest, int key)
+{
+    const uint32_t at = largest + KEY_LARGEST + (uint32_t)(key * TILES_ACROSS) * 4;
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TILES_ACROSS; i += 2) {
+        const float2 x = ptx_ld_shared_f32x2(at + 4 * (uint32_t)i);
+        most = fmaxf(most, fmaxf(x.x, x.y));
+    }
+    return find_power(most);
+}
+
+static_assert(TILES_DOWN == 2 && TILES_ACROSS % 2 == 0, "largest numbers are loaded together");
+
+/* What all warps have stored. */
+FA_DEVICE fa_operand_powers load_operand_powers(uint32_t largest, const tile_part *part)
+{
+    const int query = 8 * part->unit + ptx_thread_id() % 4 * 2;
+    const uint4 x = ptx_ld_shared_v4(largest + QUERY_LARGEST + (uint32_t)(query * TILES_DOWN) * 4);
+    fa_operand_powers powers;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        powers.dv[r] = load_key_power(largest, part->key + 8 * r);
+        powers.dk[r] = load_key_power(largest, KEYS + part->key + 8 * r);
+    }
+    powers.dq[0] = find_power(fmaxf(fa_bits_float(x.x), fa_bits_float(x.y)));
+    powers.dq[1] = find_power(fmaxf(fa_bits_float(x.z), fa_bits_float(x.w)));
     return powers;
 }
 
-/* The power of dS, by a bound: |P (dP - delta)| <= |dP| + |delta|, and |dP| is at most d_v times the
- * largest numbers of dout and of the values. unit: what dP is multiplied by. */
-FA_DEVICE float find_ds_power(const fa_attention_params *p, uint32_t memory,
-                              const fa_backward_sm80_powers *tile, float unit)
+/* For rows of dV and dK by the warps with the tile's first queries, for those of dQ by the warps with
+ * the first keys. */
+FA_DEVICE void store_factors_of_rows(uint32_t largest, const tile_part *part,
+                                     const fa_operand_powers *powers)
 {
-    const float values = load_power(memory + POWERS_AT, VALUE_INVERSE) * 0x1p15f;
-    float dp = tile->dout_inverse * 0x1p15f * values * fabsf(unit) * (float)p->d_v;
-    if (OPTIONS && p->dropout_threshold) dp *= p->dropout_scale;
-    return find_power(fminf(dp + tile->largest_delta, 0x1p127f)) * 0.25f;
+    const int lane = ptx_thread_id() % 32, t = lane % 4, g = lane / 4;
+    const float dv = t % 2 ? powers->dv[1] : powers->dv[0];
+    const float dk = t % 2 ? powers->dk[1] : powers->dk[0];
+    if (part->unit == 0)
+        ptx_st_shared_f32(largest + (t < 2 ? DV_FACTORS : DK_FACTORS) +
+                              (uint32_t)(part->key + t % 2 * 8) * 4,
+                          find_gradient_factor(t < 2 ? dv : dk));
+    if (part->key < 16 && g < 2)
+        ptx_st_shared_f32(largest + DQ_FACTORS + (uint32_t)(8 * part->unit + 2 * t + g) * 4,
+                          find_gradient_factor(g ? powers->dq[1] : powers->dq[0]));
 }
 
-/* What the sums of tile number `count` are multiplied by to leave their operands' units. */
-FA_DEVICE float find_dv_factor(uint32_t memory, int count)
+/* Two neighbouring queries of a key, to its row. */
+FA_DEVICE void store_parts(uint32_t row, int unit, float first, float second)
 {
-    return load_tile_powers(memory, count).dout_inverse / WEIGHT_POWER;
+    const uint32_t at = fragment_at(row, unit);
+    uint32_t low;
+    ptx_st_shared_u32(at, split_two(first, second, &low));
+    if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, low);
 }
 
-FA_DEVICE float find_dk_factor(const fa_attention_params *p, uint32_t memory, int count, float unit)
+/* Weights and dS go to shared memory, a row for each key: for all warps, which need them for dV, dK
+ * and dQ. The warps that have tiles of them meet once: all parts of scores are read then, whose place
+ * weights and dS take. */
+FA_DEVICE void share_operands(uint32_t memory, const tile_part *part, const fa_weights *weights,
+                              const fa_weights *ds)
 {
-    const fa_backward_sm80_powers powers = load_tile_powers(memory, count);
-    return powers.query_inverse * invert_power(find_ds_power(p, memory, &powers, unit));
-}
-
-FA_DEVICE float find_dq_factor(const fa_attention_params *p, uint32_t memory, int count, float unit)
-{
-    const fa_backward_sm80_powers powers = load_tile_powers(memory, count);
-    return load_power(memory + POWERS_AT, KEY_INVERSE) *
-           invert_power(find_ds_power(p, memory, &powers, unit));
-}
-
-/* Splits keys and values, once. The thread's copies are there. */
-FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
-{
-    const uint32_t powers = memory + POWERS_AT;
-    note_largest(powers, memory + K_AT, KEYS, KEY_LARGEST);
-    note_largest(powers, memory + V_AT, KEYS, VALUE_LARGEST);
-    __syncthreads();
-    const float keys = find_noted_power(powers, KEY_LARGEST);
-    const float values = find_noted_power(powers, VALUE_LARGEST);
-    split_rows(memory + K_AT, KEYS, p->d, keys);
-    split_rows(memory + V_AT, KEYS, p->d_v, values);
-    if (ptx_thread_id() == 0) {
-        ptx_st_shared_f32(powers + KEY_INVERSE, invert_power(keys));
-        ptx_st_shared_f32(powers + VALUE_INVERSE, invert_power(values));
+    const uint32_t largest = memory + LARGEST_AT;
+    const fa_operands x = make_operands(part, weights, ds);
+    store_largest(largest, part, &x);
+    ptx_named_barrier_sync(1, 32 * TILES_DOWN * TILES_ACROSS);
+    const fa_operand_powers powers = load_operand_powers(largest, part);
+    store_factors_of_rows(largest, part, &powers);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint32_t row = part->weights_word + (uint32_t)(8 * r * SCORE_PITCH);
+        store_parts(row, part->unit, x.dv[r] * powers.dv[r], x.dv[2 + r] * powers.dv[r]);
+        store_parts(row + DS_AT - WEIGHTS_AT, part->unit, x.dk[r] * powers.dk[r],
+                    x.dk[2 + r] * powers.dk[r]);
+        store_parts(row + DQ_DS_AT - WEIGHTS_AT, part->unit, x.dq[r] * powers.dq[0],
+                    x.dq[2 + r] * powers.dq[1]);
     }
-    __syncthreads();
 }
 
 #endif
+
+#endif
+
+/* Splits keys and values, once. The copies of all threads are there. */
+FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
+{
+    const uint32_t inverses = memory + POWERS_AT + KEY_POWERS;
+    find_row_powers(inverses, memory + K_AT, KEYS);
+    find_row_powers(inverses + 4, memory + V_AT, KEYS);
+    __syncthreads();
+    split_rows(inverses, memory + K_AT, KEYS, p->d);
+    split_rows(inverses + 4, memory + V_AT, KEYS, p->d_v);
+}
 
 #endif
 

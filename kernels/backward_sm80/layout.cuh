@@ -38,27 +38,50 @@ enum {
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
     WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES,
-    SLICES_AT = WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0),
-    POWERS_AT = SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES)
+    KEY_DS_AT = WEIGHTS_AT +
+                SCORE_BYTES, /* of a warp's own parts, where warps share keys: dS for dK, apart */
+    /* Of wide heads: dS for dQ, apart; parts of scores, before there are weights and dS. */
+    DQ_DS_AT = WEIGHTS_AT + SCORE_BYTES,
+    SLICES_AT = DS_AT,
+    POWERS_AT =
+        DS_AT + FA_BACKWARD_SM80_SCORES(ELEMENT, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES, SLICES),
+    LARGEST_AT = POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, KEYS, QUERIES, STAGES, SLICES),
+    OWN_FACTORS_AT = LARGEST_AT + FA_BACKWARD_SM80_LARGEST(KEYS, QUERIES, SLICES)
 };
-static_assert(POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES) + 128 == SMEM_BYTES,
+static_assert(OWN_FACTORS_AT +
+                      FA_BACKWARD_SM80_OWN_FACTORS(ELEMENT, KEYS, QUERIES, WARPS, GROUP_ROWS,
+                                                   STAGES, SLICES) +
+                      128 ==
+                  SMEM_BYTES,
               "as the planner counts");
 static_assert(DS_AT % 128 == 0, "whole groups of banks");
+static_assert(!SHARED_SCORES || DQ_DS_AT + SCORE_BYTES <= POWERS_AT,
+              "weights and dS fit where parts of scores were");
 
-/* Powers of two of float16 parts (high_low.cuh), behind POWERS_AT. The largest numbers that each warp has found, of keys and of
- * values; what a number of theirs is multiplied by to leave their units. Then of a tile of queries, by
- * turns of two, what `prepare` has found (fa_backward_sm80_powers). */
+/* Powers of two of float16 parts (high_low.cuh): what the parts are multiplied by to be numbers again.
+ * Behind POWERS_AT of each key and its value, then of each query of a stage and its dout. */
+enum { KEY_POWERS = 0, QUERY_POWERS = KEYS * 8, QUERY_POWER_BYTES = QUERIES * 8 };
+
+/* Behind OWN_FACTORS_AT, what sums of products are multiplied by to be part of a gradient
+ * (own_parts.cuh): of dS for dQ, of each query, by groups of keys; of weights, then of dS for dK, of each key, by 16 queries. */
 enum {
-    KEY_LARGEST = 0,
-    VALUE_LARGEST = 64,
-    KEY_INVERSE = 128,
-    VALUE_INVERSE = 132,
-    TILE_POWERS = 144,
-    TILE_POWER_BYTES = 16
+    DS_FACTOR_BYTES = GROUPS * QUERIES * 4,
+    DS_FACTORS_AT = OWN_FACTORS_AT,
+    WEIGHT_FACTORS_AT = DS_FACTORS_AT + DS_BUFFERS * DS_FACTOR_BYTES
 };
-static_assert(WARPS <= 16 && WARPS % 4 == 0 &&
-                  TILE_POWERS + 2 * TILE_POWER_BYTES <= FA_BACKWARD_SM80_POWER_BYTES,
-              "room for all");
+
+/* Behind LARGEST_AT, of each key the largest numbers of its row in each tile of 8 queries: of weights,
+ * then of dS; of each query those of dS in each tile of 16 keys; what sums of products are multiplied
+ * by to be a row of dV, dK or dQ. */
+enum {
+    TILES_ACROSS = QUERIES / 8,
+    TILES_DOWN = KEYS / 16,
+    KEY_LARGEST = 0,
+    QUERY_LARGEST = KEY_LARGEST + 2 * KEYS * TILES_ACROSS * 4,
+    DV_FACTORS = QUERY_LARGEST + QUERIES * TILES_DOWN * 4,
+    DK_FACTORS = DV_FACTORS + KEYS * 4,
+    DQ_FACTORS = DK_FACTORS + KEYS * 4
+};
 
 /* What a thread has. Offsets are those that a lane passes to ldmatrix for the first fragment of a tile: of 8 x 8 matrices that
  * go first down and then across (a), or first across and then down (b). */
@@ -137,6 +160,9 @@ FA_DEVICE uint32_t dout_at(uint32_t memory, int stage)
     return memory + DOUT_AT + (uint32_t)stage * Q_BYTES;
 }
 
+/* Which half of its rows tile number `count` has, in bytes of each group of banks. */
+FA_DEVICE uint32_t half_of(int count) { return TAKES_TURNS ? (uint32_t)(count & 1) * 64 : 0; }
+
 /* The rows of a tile begin at an address of 16 bytes for two of them: log-sum-exp and delta of each. */
 FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)
 {
@@ -149,11 +175,19 @@ FA_DEVICE uint32_t factors_at(uint32_t memory, int stage)
     return memory + FACTORS_AT + (uint32_t)stage * FACTOR_BYTES;
 }
 
-/* Powers of tile number `count`. */
-FA_DEVICE uint32_t tile_powers_at(uint32_t memory, int count)
+FA_DEVICE uint32_t query_powers_at(uint32_t memory, int stage)
 {
-    return memory + POWERS_AT + TILE_POWERS + (uint32_t)(count & 1) * TILE_POWER_BYTES;
+    return memory + POWERS_AT + QUERY_POWERS + (uint32_t)stage * QUERY_POWER_BYTES;
 }
+
+/* Factors of dS of tile number `count`. */
+FA_DEVICE uint32_t ds_factors_at(uint32_t memory, int count)
+{
+    return memory + DS_FACTORS_AT + (DS_BUFFERS == 2 ? (uint32_t)(count & 1) * DS_FACTOR_BYTES : 0);
+}
+
+/* Of 8 columns of float16 parts, the unit of their high parts. */
+FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_tile % 4; }
 
 /* dS of tile number `count`. */
 FA_DEVICE uint32_t ds_at(uint32_t memory, int count)

@@ -110,19 +110,66 @@ FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_
 
 #if HIGH_LOW
 
-/* Rows of the workspace that are split already, of the columns that there are. */
-FA_DEVICE void take_parts(row_source *s, const char *rows)
+/* Rows of the workspace that are split already, of the columns that there are. half: of the rows that
+ * high parts go to (half_of); threads that copy to the other one have low parts. */
+FA_DEVICE void take_parts(row_source *s, const char *rows, uint32_t half)
 {
-    s->data = rows;
+    s->data = rows - half;
     s->pitch = PITCH;
     s->columns = (s->columns + 31) / 32 * 32;
     s->whole = true;
 }
 
-/* Whether the thread's units are needed: one product has no low parts. */
-FA_DEVICE bool has_parts(void)
+/* Copies the powers of a tile of queries. */
+FA_DEVICE void issue_powers(uint32_t to, const fa_backward_sm80_powers *from)
 {
-    return THREE_PRODUCTS || (ptx_thread_id() % ROW_VECTORS & 4) == 0;
+    const int thread = ptx_thread_id();
+    if (thread < QUERIES / 2) ptx_cp_async_16(to + (uint32_t)thread * 16, from + 2 * thread, true);
+}
+
+/* Whether the thread's units are needed: one product has no low parts. */
+FA_DEVICE bool has_parts(uint32_t half)
+{
+    return THREE_PRODUCTS || (ptx_thread_id() % ROW_VECTORS & 4) * 16 == (int)half;
+}
+
+#endif
+
+#if OWN_PARTS
+
+/* Issues the copy of QUERIES rows of the workspace that are split already; rows without weights are
+ * zeros there. columns: that there are; zeros are stored behind them. */
+FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to)
+{
+    const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
+    const bool inside = VECTOR * unit < (columns + 31) / 32 * 32;
+    if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return;
+    from += first * PITCH + 16 * unit;
+    to += (uint32_t)(first * PITCH + unit / 8 * 128) + permuted(first, unit & 7, PITCH) * 16;
+#pragma unroll
+    for (int row = 0; row < QUERIES; row += ROWS_A_PASS) /* behind the thread's first one */
+        ptx_cp_async_16((to ^ (uint32_t)((row & 7) * 16)) + (uint32_t)(row * PITCH),
+                        from + row * PITCH, inside);
+}
+
+#endif
+
+#if SHARED_SCORES
+
+/* Issues the copy of the columns of which the warp computes gradients: behind scores no other warp reads
+ * them. */
+FA_DEVICE void issue_own_columns(const row_source *from, uint32_t to)
+{
+    enum { LANES = COLUMNS / VECTOR, ROWS = 32 / LANES };
+    const int lane = ptx_thread_id() % 32, unit = ptx_thread_id() / 32 * LANES + lane % LANES;
+    if (VECTOR * unit >= from->columns) return;
+#pragma unroll
+    for (int i = 0; i < QUERIES / ROWS; i++) {
+        const int row = lane / LANES + i * ROWS;
+        ptx_cp_async_16(to + (uint32_t)(row * PITCH + unit / 8 * 128) +
+                            permuted(row, unit & 7, PITCH) * 16,
+                        from->data + row * PITCH + 16 * unit, is_wanted(from, row));
+    }
 }
 
 #endif
@@ -141,7 +188,7 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
     issue_rows(&v, KEYS, memory + V_AT);
 }
 
-#if TF32 && !THREE_PRODUCTS && !HIGH_LOW
+#if TF32 && !HIGH_LOW
 
 /* Rounds the keys and values that the thread has copied: once, for they are multiplied in every
  * tile. */
@@ -202,43 +249,61 @@ FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
-/* What is copied of a tile: its queries; dout and the rows; or both. */
-enum { THE_QUERIES = 1, THE_DOUT = 2 };
+/* What is copied of a tile: its queries; dout; the rows, with powers of two. Of wide heads, of the first
+ * two perhaps the warp's own columns alone. */
+enum { THE_QUERIES = 1, THE_DOUT = 2, THE_ROWS = 4, ALL_OF_TILE = 7, OWN_COLUMNS = 8 };
 
 FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           uint32_t memory, const block_work *w, const tile_cursor *at, int what)
 {
-    const fa_tile *t = &w->sequence;
     const int thread = ptx_thread_id(), stage = stage_of(at);
+    const float2 *rows = (const float2 *)(const void *)s->rows + tile_number(w, s, at) * TILE +
+                         at->tile % PARTS * QUERIES;
+#if OWN_PARTS
+    const char *parts = s->parts +
+                        tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
+                        at->tile % PARTS * Q_BYTES;
+    if (what & THE_QUERIES) issue_parts(parts, p->a.d, q_at(memory, stage));
+    if (what & THE_DOUT)
+        issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v,
+                    dout_at(memory, stage));
+#else
+    const fa_tile *t = &w->sequence;
     const int first = at->tile * QUERIES, from = w->seen_query_from - first,
               to = w->seen_query_to - first;
     const int64_t head = t->head + at->head, row = t->start_q + first;
-    const float2 *rows = (const float2 *)(const void *)s->rows + tile_number(w, s, at) * TILE +
-                         at->tile % PARTS * QUERIES;
     row_source q = source_of(&p->a.q, t->block_q, row, head, p->a.d, from, to);
     row_source dout = source_of(&p->dout, t->block_q, row, head, p->a.d_v, from, to);
-#if OPTIONS
+#if OPTIONS && !HIGH_LOW /* parts of such rows are 0 */
     if (p->a.mask.data || p->a.bias.data) q.rows = dout.rows = rows;
 #endif
 #if HIGH_LOW
     const char *parts = s->parts +
                         tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
                         at->tile % PARTS * Q_BYTES;
-    take_parts(&q, parts);
-    take_parts(&dout, parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
-    const bool copies = has_parts();
+    take_parts(&q, parts, half_of(at->count));
+    take_parts(&dout, parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), half_of(at->count));
+    const bool copies = has_parts(half_of(at->count));
 #else
     const bool copies = true;
 #endif
-    if ((what & THE_QUERIES) && copies) issue_rows(&q, QUERIES, q_at(memory, stage));
-    if (!(what & THE_DOUT)) return;
-    if (copies) issue_rows(&dout, QUERIES, dout_at(memory, stage));
-#if HIGH_LOW
-    if (thread == 0)
-        ptx_cp_async_16(tile_powers_at(memory, at->count), s->powers + tile_number(w, s, at), true);
+#if SHARED_SCORES
+    if (what & OWN_COLUMNS) {
+        if (what & THE_QUERIES) issue_own_columns(&q, q_at(memory, stage));
+        if (what & THE_DOUT) issue_own_columns(&dout, dout_at(memory, stage));
+        return;
+    }
 #endif
+    if ((what & THE_QUERIES) && copies) issue_rows(&q, QUERIES, q_at(memory, stage));
+    if ((what & THE_DOUT) && copies) issue_rows(&dout, QUERIES, dout_at(memory, stage));
+#endif
+    if (!(what & THE_ROWS)) return;
     if (thread < QUERIES / 2)
         ptx_cp_async_16(rows_at(memory, stage) + (uint32_t)thread * 16, rows + 2 * thread, true);
+#if HIGH_LOW
+    issue_powers(query_powers_at(memory, stage),
+                 s->powers + tile_number(w, s, at) * TILE + at->tile % PARTS * QUERIES);
+#endif
 #if THREE_PRODUCTS
     if (s->factors && thread < QUERIES / 4)
         ptx_cp_async_16(factors_at(memory, stage) + (uint32_t)thread * 16,

@@ -11,9 +11,10 @@
 
 #include "backward_sm80/layout.cuh"
 #include "common/mma.cuh"
-#include "common/three_products.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/shared.cuh"
+
+typedef enum score_kind { SCORES, DP } score_kind;
 
 /* As mma leaves them: with g = lane / 4 and t = lane % 4, queries 8n + 2t + i of key 16m + g + 8r are in [m][n][2r + i]. */
 typedef struct fa_scores {
@@ -48,10 +49,7 @@ typedef struct fa_dq {
 } fa_dq;
 
 /* An operand as it is multiplied: keys and values are rounded already. */
-FA_DEVICE uint32_t rounded(uint32_t x)
-{
-    return TF32 && !THREE_PRODUCTS && !HIGH_LOW ? fa_near_tf32(x) : x;
-}
+FA_DEVICE uint32_t rounded(uint32_t x) { return TF32 && !HIGH_LOW ? fa_near_tf32(x) : x; }
 
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
@@ -82,57 +80,7 @@ FA_DEVICE void clear_scores(fa_score_sums *s)
 
 #if HIGH_LOW
 
-/* high_low.cuh has the products. */
-
-#elif THREE_PRODUCTS
-
-/* The sums of CHAIN steps. b: fragments of queries of each. */
-FA_DEVICE void add_score_chain(fa_score_sums *s, fa_parts a[CHAIN][M_TILES],
-                               uint32_t b[CHAIN][QUERY_WORDS])
-{
-#pragma unroll
-    for (int n = 0; n < N_TILES; n += 2) {
-        fa_parts queries[CHAIN];
-#pragma unroll
-        for (int i = 0; i < CHAIN; i++)
-            if (i == 0 || !PAIRS) fa_split_four(&queries[i], b[i] + 2 * n, false);
-#pragma unroll
-        for (int j = 0; j < (PAIRS ? 1 : 2) * M_TILES; j++) {
-            const int m = j % M_TILES, other = j / M_TILES;
-            float sum[4] = {0.0f};
-#pragma unroll
-            for (int i = 0; i < CHAIN; i++) {
-                const int word = 2 * (PAIRS ? i : other);
-                fa_multiply_parts(sum, &a[i][m], &queries[PAIRS ? 0 : i], word, word + 1);
-            }
-#pragma unroll
-            for (int e = 0; e < 4; e++) s->at[m][n + other][e] += sum[e];
-        }
-    }
-}
-
-/* The products of CHAIN steps. rows, columns: where the lane's fragments of keys and of queries begin. */
-FA_DEVICE void add_score_steps(fa_score_sums *s, uint32_t rows, uint32_t columns, int step)
-{
-    fa_parts a[CHAIN][M_TILES];
-    uint32_t b[CHAIN][QUERY_WORDS];
-#pragma unroll
-    for (int i = 0; i < CHAIN; i++) {
-        uint32_t x[M_TILES][4];
-        load_key_fragments(x, rows, step + i);
-        if (i == 0 || !PAIRS) load_query_fragments(b[i], columns, step + i);
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++) fa_split_four(&a[i][m], x[m], false);
-    }
-    add_score_chain(s, a, b);
-}
-
-FA_DEVICE void make_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
-{
-    clear_scores(s);
-#pragma unroll SCORE_CHAINS
-    for (int step = 0; step < D_STEPS; step += CHAIN) add_score_steps(s, rows, columns, step);
-}
+/* own_parts.cuh has the products; where warps share them, high_low.cuh. */
 
 #else
 
@@ -192,68 +140,6 @@ FA_DEVICE void load_row_pair(row_pair *b, uint32_t at)
 
 #endif
 
-#if THREE_PRODUCTS
-
-/* sum += a b. */
-FA_DEVICE void add_pair_products(float sum[4][4], const fa_parts *a, const fa_parts *even,
-                                 const fa_parts *odd)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        fa_mma(sum[i], a->small, even->big[i], odd->big[i]);
-        fa_mma(sum[i], a->big, even->small[i], odd->small[i]);
-        fa_mma(sum[i], a->big, even->big[i], odd->big[i]);
-    }
-}
-
-/* Products of so many steps, at most ROW_CHAIN, each of STEP queries. tiles: where the lane's
- * fragments of the first of these begin, of dout or of queries; unit: of the first column of the
- * warp's share. */
-FA_DEVICE void add_gradient_chain(fa_gradient *g, uint32_t a[ROW_CHAIN][M_TILES][4],
-                                  const uint32_t tiles[ROW_CHAIN], int steps, int unit)
-{
-#pragma unroll
-    for (int n = 0; n < D_TILES; n += 4) {
-        float sum[M_TILES][4][4] = {{{0.0f}}};
-#pragma unroll
-        for (int step = 0; step < steps; step++) {
-            row_pair b;
-            fa_parts even, odd;
-            load_row_pair(&b, fragment_at(tiles[step], unit + 2 * n));
-            fa_split_four(&even, b.even, false);
-            fa_split_four(&odd, b.odd, false);
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                fa_parts x;
-                fa_split_four(&x, a[step][m], false);
-                add_pair_products(sum[m], &x, &even, &odd);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < M_TILES * 16; i++)
-            g->at[i / 16][n + i / 4 % 4][i % 4] += sum[i / 16][i / 4 % 4][i % 4];
-    }
-}
-
-#if !SHARED_SCORES
-
-/* The products of the warp's own queries, with weights in registers. tile: of these queries. */
-FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t tile, int unit)
-{
-    uint32_t a[ROW_CHAIN][M_TILES][4], tiles[ROW_CHAIN];
-#pragma unroll
-    for (int step = 0; step < N_TILES; step++) {
-        tiles[step] = tile + (uint32_t)(step * STEP * PITCH);
-#pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++) a[step][i / 4][i % 4] = x->at[i / 4][step][i % 4];
-    }
-    add_gradient_chain(g, a, tiles, N_TILES, unit);
-}
-
-#endif
-
-#else
-
 /* Products of STEP queries. tile: where the lane's fragment of the first of them begins, of dout or
  * of queries; unit: of the first column of the warp's share. */
 FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_t tile, int unit)
@@ -284,8 +170,6 @@ FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_
 #endif
 }
 
-#if !SHARED_SCORES
-
 /* The products of the warp's own queries, with weights in registers. tile: of these queries. */
 FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t tile, int unit)
 {
@@ -300,10 +184,6 @@ FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t ti
     }
 }
 
-#endif
-
-#endif
-
 FA_DEVICE void load_weight_fragments(uint32_t a[M_TILES][4], uint32_t weights, int step)
 {
 #pragma unroll
@@ -315,32 +195,14 @@ FA_DEVICE void load_weight_fragments(uint32_t a[M_TILES][4], uint32_t weights, i
 FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t tile, int unit,
                                   int share)
 {
-    enum {
-        OWN_STEPS = ALL_SHARED ? 0 : OWN_QUERIES / STEP, /* 0: all are read */
-        STEPS = QUERIES / STEP - OWN_STEPS
-    };
-#if THREE_PRODUCTS
-#pragma unroll
-    for (int first = 0; first < STEPS; first += ROW_CHAIN) {
-        uint32_t a[ROW_CHAIN][M_TILES][4], tiles[ROW_CHAIN];
-#pragma unroll
-        for (int i = 0; i < ROW_CHAIN; i++) {
-            const int at = first + i;
-            const int step = OWN_STEPS == 0 || at < share * OWN_STEPS ? at : at + OWN_STEPS;
-            load_weight_fragments(a[i], weights, step);
-            tiles[i] = tile + (uint32_t)(step * STEP * PITCH);
-        }
-        add_gradient_chain(g, a, tiles, ROW_CHAIN, unit);
-    }
-#else
+    enum { OWN_STEPS = OWN_QUERIES / STEP, STEPS = QUERIES / STEP - OWN_STEPS };
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         uint32_t a[M_TILES][4];
-        const int step = OWN_STEPS == 0 || i < share * OWN_STEPS ? i : i + OWN_STEPS;
+        const int step = i < share * OWN_STEPS ? i : i + OWN_STEPS;
         load_weight_fragments(a, weights, step);
         add_gradient_step(g, a, tile + (uint32_t)(step * STEP * PITCH), unit);
     }
-#endif
 }
 
 #endif
@@ -356,7 +218,7 @@ FA_DEVICE void clear_dq(fa_dq *dq)
 
 #if HIGH_LOW
 
-/* high_low.cuh has it. */
+/* own_parts.cuh has it; of wide heads high_low.cuh. */
 
 #elif TF32
 
@@ -371,54 +233,11 @@ FA_DEVICE void load_ds_fragment(uint32_t a[4], uint32_t at, int unit)
     }
 }
 
-#if THREE_PRODUCTS
-
-/* sum += the products of a step along the keys. */
-FA_DEVICE void add_dq_step(fa_dq *sum, uint32_t ds, uint32_t keys, int block, int column, int step)
-{
-    fa_parts a[DQ_M_TILES];
-#pragma unroll
-    for (int m = 0; m < DQ_M_TILES; m++) {
-        uint32_t x[4];
-        load_ds_fragment(x, ds + (uint32_t)(step * STEP * SCORE_PITCH), 4 * (block + m));
-        fa_split_four(&a[m], x, false);
-    }
-#pragma unroll
-    for (int n = 0; n < DQ_N_TILES; n += 4) {
-        row_pair b;
-        fa_parts even, odd;
-        load_row_pair(&b, fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
-        fa_split_four(&even, b.even, false);
-        fa_split_four(&odd, b.odd, false);
-#pragma unroll
-        for (int m = 0; m < DQ_M_TILES; m++) add_pair_products(sum->at[m] + n, &a[m], &even, &odd);
-    }
-}
-
-#endif
-
 /* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of
  * 16-row block `block` on, and columns of 8-column tile `column` on. */
 FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int column)
 {
     clear_dq(dq);
-#if THREE_PRODUCTS
-    enum { STEPS = KEYS / STEP, DQ_CHAIN = STEPS <= 8 ? STEPS : ROW_CHAIN };
-#pragma unroll 1 /* chains side by side would take more registers than there are */
-    for (int first = 0; first < STEPS; first += DQ_CHAIN) {
-        const bool alone = DQ_CHAIN == STEPS; /* then it needs no sum of its own */
-        fa_dq chain;
-        if (!alone) clear_dq(&chain);
-#pragma unroll 4
-        for (int step = 0; step < DQ_CHAIN; step++)
-            add_dq_step(alone ? dq : &chain, ds, keys, block, column, first + step);
-        if (alone) break;
-#pragma unroll
-        for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++)
-            dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] +=
-                chain.at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4];
-    }
-#else
 #pragma unroll
     for (int step = 0; step < KEYS / STEP; step++) {
         uint32_t a[DQ_M_TILES][4];
@@ -435,7 +254,6 @@ FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int col
                 fa_mma(dq->at[i / 4][n + i % 4], a[i / 4], b.even[i % 4], b.odd[i % 4]);
         }
     }
-#endif
 }
 
 #else

@@ -26,6 +26,13 @@ FA_DEVICE float value_scale(const fa_attention_params *p)
     return WEIGHT_UNIT * (OPTIONS && p->dropout_threshold ? p->dropout_scale : 1.0f);
 }
 
+/* 2^exponent. Errors of one product may bring an exponent far above 0 where logits are large: a weight
+ * is finite all the same. */
+FA_DEVICE float find_weight(float exponent)
+{
+    return ptx_ex2(HIGH_LOW && exponent > 1.0f ? 1.0f : exponent);
+}
+
 #if OPTIONS
 
 /* The scores that a thread has, of a tile or of a chunk of it. */
@@ -242,7 +249,7 @@ FA_DEVICE float weigh_score(float score, bool sees, float lse)
         fa_bits_float(fa_opaque(__float_as_uint(score))); /* the same bits in all kernels: no fma */
 #endif
     const float logit = fa_mask_score(score, sees);
-    return logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse);
+    return logit == -INFINITY ? 0.0f : find_weight(logit - lse);
 }
 
 /* Scores become weights, packed without those that are dropped, and weights times the softcap's slope, of which dS is made. */

@@ -139,107 +139,75 @@ FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
 
 #endif
 
-#if FA_BACKWARD_SM80_IS_SPLIT(ELEMENT, HEAD_DIM)
+#if FA_ELEMENT_BYTES(ELEMENT) == 4
 
-/* ---- Queries and dout of wide heads ---------------------------------------------------------- */
+/* ---- Queries and dout as float16 parts ------------------------------------------------------- */
 
-/* The largest numbers of a tile. */
-typedef struct largest_numbers {
-    float query, dout, delta;
-} largest_numbers;
+/* A lane takes one number of each unit of 32 columns, which together are a unit of high parts and one
+ * of low ones: so many times. */
+enum { ROW_ITEMS = HEAD_DIM / 32 * 4, LANE_ITEMS = (ROW_ITEMS + 31) / 32 };
 
-/* The larger one, unless it is not finite. */
-FA_DEVICE float find_larger(float largest, float x)
-{
-    return fabsf(x) < INFINITY ? fmaxf(largest, fabsf(x)) : largest;
-}
+typedef struct row_numbers {
+    float at[LANE_ITEMS][8];
+} row_numbers;
 
 /* Whether a row of the tile has weights. Others may hold anything, and become zeros. */
 FA_DEVICE bool has_weights(const float2 *rows, int row) { return rows[row].x != INFINITY; }
 
-FA_DEVICE const float *find_row(const fa_kernel_view *view, const fa_tile *t, int row)
+FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa_tile *t, int row,
+                            int columns)
 {
-    return (const float *)(const void *)fa_view_row(view, t->block_q, t->start_q + t->first + row,
-                                                    t->head);
+    const float *from = (const float *)(const void *)fa_view_row(
+        view, t->block_q, t->start_q + t->first + row, t->head);
+#pragma unroll
+    for (int i = 0; i < LANE_ITEMS * 8; i++) {
+        const int item = (int)threadIdx.x % 32 + i / 8 * 32;
+        const int column = item / 4 * 32 + i % 8 * 4 + item % 4;
+        x->at[i / 8][i % 8] = column < columns ? from[column] : 0.0f;
+    }
 }
 
-FA_DEVICE float find_largest(const fa_kernel_view *view, const fa_tile *t, int row, int columns)
+/* Writes a row's parts. Returns the inverse of its power. */
+FA_DEVICE float split_row(const row_numbers *x, int columns, char *to)
 {
-    const float *from = find_row(view, t, row);
     float largest = 0.0f;
-#pragma unroll 4
-    for (int column = (int)threadIdx.x % 32; column < columns; column += 32)
-        largest = find_larger(largest, from[column]);
-    return largest;
-}
-
-/* Of all rows, by all threads. */
-FA_DEVICE largest_numbers find_largest_numbers(const fa_backward_params *p, const fa_tile *t,
-                                               const float2 *rows)
-{
-    __shared__ largest_numbers found[THREADS / 32];
-    largest_numbers x = {0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-    for (int row = (int)threadIdx.x / 32; row < TILE; row += THREADS / 32) {
-        if (!has_weights(rows, row)) continue;
-        x.query = fmaxf(x.query, find_largest(&p->a.q, t, row, (int)p->a.d));
-        x.dout = fmaxf(x.dout, find_largest(&p->dout, t, row, (int)p->a.d_v));
-        x.delta = find_larger(x.delta, rows[row].y);
-    }
-    x.query = fa_warp_max(x.query);
-    x.dout = fa_warp_max(x.dout);
-    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = x;
-    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < THREADS / 32; i++) {
-        x.query = fmaxf(x.query, found[i].query);
-        x.dout = fmaxf(x.dout, found[i].dout);
-        x.delta = fmaxf(x.delta, found[i].delta);
-    }
-    return x;
-}
-
-/* A thread takes one number of each unit of 32 columns, which together are a unit of high parts and one
- * of low ones. */
-FA_DEVICE void split_tile(const fa_kernel_view *view, const fa_tile *t, const float2 *rows,
-                          int columns, float power, char *parts)
-{
-    const int row_items = (columns + 31) / 32 * 4;
-#pragma unroll 1
-    for (int item = (int)threadIdx.x; item < TILE * row_items; item += THREADS) {
-        const int row = item / row_items, block = item % row_items / 4, c = item % 4;
-        const bool seen = has_weights(rows, row);
-        float x[8];
+    for (int i = 0; i < LANE_ITEMS * 8; i++) largest = find_larger(largest, x->at[i / 8][i % 8]);
+    const float power = find_power(fa_warp_max(largest));
+#pragma unroll
+    for (int i = 0; i < LANE_ITEMS; i++) {
+        const int item = (int)threadIdx.x % 32 + i * 32;
         uint32_t high[4], low[4];
+        if (item >= (columns + 31) / 32 * 4) break;
 #pragma unroll
-        for (int unit = 0; unit < 8; unit++) {
-            const int column = 32 * block + 4 * unit + c;
-            x[unit] = seen && column < columns ? find_row(view, t, row)[column] * power : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            high[i] = split_two(x[gradient_unit(i, 0)], x[gradient_unit(i, 1)], 1.0f, &low[i]);
-        char *to = parts + row * 4 * HEAD_DIM + block * 128 + c * 16;
-        *(uint4 *)(void *)to = make_uint4(high[0], high[1], high[2], high[3]);
-        *(uint4 *)(void *)(to + 64) = make_uint4(low[0], low[1], low[2], low[3]);
+        for (int j = 0; j < 4; j++)
+            high[j] = split_two(x->at[i][gradient_unit(j, 0)] * power,
+                                x->at[i][gradient_unit(j, 1)] * power, &low[j]);
+        char *unit = to + item / 4 * 128 + item % 4 * 16;
+        *(uint4 *)(void *)unit = make_uint4(high[0], high[1], high[2], high[3]);
+        *(uint4 *)(void *)(unit + 64) = make_uint4(low[0], low[1], low[2], low[3]);
     }
+    return invert_power(power);
 }
 
-/* rows: of the tile, which the block has written. */
+/* A warp takes a row. rows: of the tile, which the block has written. Both loads are issued before the first is used. */
 FA_DEVICE void split_tiles(const fa_backward_params *p, const fa_backward_sm80_params *s,
                            const fa_tile *t, const float2 *rows, int64_t number)
 {
     char *parts = s->parts + number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM);
+    const int d = (int)p->a.d, d_v = (int)p->a.d_v;
     __syncthreads();
-    const largest_numbers largest = find_largest_numbers(p, t, rows);
-    const float query = find_power(largest.query), dout = find_power(largest.dout);
-    split_tile(&p->a.q, t, rows, (int)p->a.d, query, parts);
-    split_tile(&p->dout, t, rows, (int)p->a.d_v, dout,
-               parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
-    if (threadIdx.x == 0) {
-        const fa_backward_sm80_powers powers = {invert_power(query), invert_power(dout),
-                                                largest.delta, 0.0f};
-        s->powers[number] = powers;
+#pragma unroll 1
+    for (int row = (int)threadIdx.x / 32; row < TILE; row += THREADS / 32) {
+        char *to = parts + row * 4 * HEAD_DIM;
+        const bool seen = has_weights(rows, row);
+        row_numbers query, dout;
+        fa_backward_sm80_powers inverses;
+        load_numbers(&query, &p->a.q, t, row, seen ? d : 0);
+        load_numbers(&dout, &p->dout, t, row, seen ? d_v : 0);
+        inverses.query_inverse = split_row(&query, d, to);
+        inverses.dout_inverse = split_row(&dout, d_v, to + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
+        if (threadIdx.x % 32 == 0) s->powers[number * TILE + row] = inverses;
     }
 }
 
@@ -266,7 +234,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     if (has_vectors(&p.dout) && has_vectors(&p.a.out)) prepare_vectors(&p, &s, &tile, rows);
     else prepare_rows(&p, &s, &tile, rows);
-#if FA_BACKWARD_SM80_IS_SPLIT(ELEMENT, HEAD_DIM)
-    split_tiles(&p, &s, &tile, rows, number);
+#if FA_ELEMENT_BYTES(ELEMENT) == 4
+    if (s.parts) split_tiles(&p, &s, &tile, rows, number);
 #endif
 }

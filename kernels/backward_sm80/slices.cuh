@@ -15,10 +15,9 @@
 #include "backward_sm80/high_low.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/multiply.cuh"
+#include "backward_sm80/tile_part.cuh"
 #include "common/x2.cuh"
 #include "ptx/shared.cuh"
-
-typedef enum score_kind { SCORES, DP } score_kind;
 
 #if SLICES
 
@@ -49,9 +48,7 @@ FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int
 
 enum {
     SLICE_QUERIES = 8 * N_TILES,
-    /* Tiles of 16 keys and 8 queries: a warp's, and bytes of one. */
-    TILES_ACROSS = QUERIES / 8,
-    SCORE_TILES = KEYS / 16 * TILES_ACROSS,
+    SCORE_TILES = TILES_DOWN * TILES_ACROSS, /* of 16 keys and 8 queries: a warp's */
     SCORE_TILE_BYTES = 16 * 8 * 4
 };
 static_assert(STAGES == 1 && SPLIT == WARPS, "all warps share the keys and meet at barriers");
@@ -66,8 +63,8 @@ FA_DEVICE uint32_t slice_at(uint32_t memory, score_kind kind, int slice, int til
                       ptx_thread_id() % 32 * 16);
 }
 
-/* Computes the warp's slice of S or dP and shares it. d, d_v: columns that there are. */
-FA_DEVICE void share_slice(uint32_t memory, int d, int d_v)
+/* Computes the warp's slice of S or dP of tile number `count` and shares it. d, d_v: columns that there are. */
+FA_DEVICE void share_slice(uint32_t memory, int count, int d, int d_v)
 {
     const fa_layout layout = find_layout(memory), *l = &layout;
     const score_kind kind = l->warp % 2 ? DP : SCORES;
@@ -77,7 +74,8 @@ FA_DEVICE void share_slice(uint32_t memory, int d, int d_v)
     const uint32_t queries = q_at(memory, 0) + (uint32_t)(block * SLICE_QUERIES * PITCH) + l->q +
                              (kind == DP ? Q_TO_DOUT : 0);
     fa_score_sums s;
-    make_slice(&s, keys, queries, find_slice(slice, columns), find_slice(slice + 1, columns));
+    make_slice(&s, keys, queries ^ half_of(count), find_slice(slice, columns),
+               find_slice(slice + 1, columns));
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES; i++) {
         const int m = i / N_TILES, n = i % N_TILES;
@@ -91,14 +89,13 @@ FA_DEVICE void share_slice(uint32_t memory, int d, int d_v)
 /* Whether the warp has a tile of scores. */
 FA_DEVICE bool has_scores(void) { return ptx_thread_id() < 32 * SCORE_TILES; }
 
-/* Adds up the parts of the warp's tile, of tile number `count`. */
-FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, int count, score_kind kind)
+/* Adds up the parts of the warp's tile. */
+FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
 {
     const int tile = ptx_thread_id() / 32;
+    const key_powers keys = load_key_powers(part->key_powers);
+    const query_powers queries = load_query_powers(part->query_powers);
     float *sum = s->at[0][0];
-    const fa_backward_sm80_powers powers = load_tile_powers(memory, count);
-    const float factor = (kind == DP ? powers.dout_inverse : powers.query_inverse) *
-                         load_power(memory + POWERS_AT, kind == DP ? VALUE_INVERSE : KEY_INVERSE);
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
         const uint4 x = ptx_ld_shared_v4(slice_at(memory, kind, slice, tile));
@@ -108,7 +105,9 @@ FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, int count, score_kind k
         for (int i = 0; i < 4; i++) sum[i] = slice == 0 ? part[i] : sum[i] + part[i];
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) sum[i] *= factor;
+    for (int i = 0; i < 4; i++)
+        sum[i] *= kind == DP ? keys.value[i / 2] * queries.dout[i % 2]
+                             : keys.key[i / 2] * queries.query[i % 2];
 }
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Numbers of wide heads as float16 parts, and the powers of two that they are multiplied by first.
+ * Float32 numbers as float16 parts, and the powers of two that they are multiplied by first.
  * high_low.cuh says where the parts lie. `prepare` splits queries and dout, the kernels keys and
  * values.
  */
@@ -11,11 +11,15 @@
 #include "common/rows.cuh"
 #include "ptx/convert.cuh"
 
-/* The power of two that brings a number to [2^14, 2^15), or below if it is tiny. */
+/* A row's largest number becomes 2^SPLIT_BITS or more, less than twice that. */
+enum { SPLIT_BITS = 14 };
+
+/* The power of two that brings a number there, or not as far if it is tiny: 1 / power and
+ * 2^-SPLIT_BITS / power are normal numbers. */
 FA_DEVICE float find_power(float largest)
 {
     const int exponent = (int)(__float_as_uint(largest) >> 23) - 127;
-    return fa_bits_float((uint32_t)(141 - max(exponent, -112)) << 23);
+    return fa_bits_float((uint32_t)(127 + SPLIT_BITS - max(exponent, -96)) << 23);
 }
 
 /* 1 / a power of two. */
@@ -24,13 +28,31 @@ FA_DEVICE float invert_power(float power)
     return fa_bits_float((254u << 23) - __float_as_uint(power));
 }
 
-/* The high parts of two numbers, and their low ones times low_power. The rest of an infinity is
- * NaN. */
-FA_DEVICE uint32_t split_two(float x, float y, float low_power, uint32_t *low)
+/* What weights or dS with a row's inverse power are multiplied by. The two together are near the row's largest number: so what is
+ * split leaves the range of float32 only where a gradient does. */
+#define SPLIT_UNIT ((float)(1 << SPLIT_BITS))
+
+/* What a sum of products with an operand of that power is multiplied by to be part of a gradient. */
+FA_DEVICE float find_gradient_factor(float power)
+{
+    return invert_power(power) * (1.0f / SPLIT_UNIT);
+}
+
+/* The power of an operand of that factor. */
+FA_DEVICE float find_factor_power(float factor) { return invert_power(factor * SPLIT_UNIT); }
+
+/* The larger one, unless the second is not finite. largest is not negative. */
+FA_DEVICE float find_larger(float largest, float x)
+{
+    return fabsf(x) < INFINITY ? fmaxf(largest, fabsf(x)) : largest;
+}
+
+/* The high parts of two numbers, and their low ones. The rest of an infinity is NaN. */
+FA_DEVICE uint32_t split_two(float x, float y, uint32_t *low)
 {
     const uint32_t high = ptx_pack_f16x2(x, y);
     const float2 z = fa_unpack_x2(high, FA_KERNEL_FLOAT16);
-    *low = ptx_pack_f16x2((x - z.x) * low_power, (y - z.y) * low_power);
+    *low = ptx_pack_f16x2(x - z.x, y - z.y);
     return high;
 }
 

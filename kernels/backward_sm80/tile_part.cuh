@@ -11,14 +11,17 @@
 /* Where a warp's part of a tile is in shared memory. keys, queries, own_queries: where the lane's fragments begin; those of values and
  * of dout are V_AT and Q_TO_DOUT behind. */
 typedef struct tile_part {
-    uint32_t keys;                  /* the warp's, as rows of scores */
-    uint32_t queries;               /* those of a chunk, as columns of scores */
-    uint32_t own_queries;           /* the same, as rows of a product */
-    uint32_t rows, factors;         /* of the lane's first query of the chunk */
-    int query, key;                 /* the lane's first ones: of the sequence; of the block */
-    int unit;                       /* of the chunk's first query in a row of weights and dS */
-    int column_unit;                /* of the warp's first column */
-    uint32_t weights_word, ds_word; /* where the lane stores them */
+    uint32_t keys;          /* the warp's, as rows of scores */
+    uint32_t queries;       /* those of a chunk, as columns of scores */
+    uint32_t own_queries;   /* the same, as rows of a product */
+    uint32_t rows, factors; /* of the lane's first query of the chunk */
+    uint32_t key_powers,
+        query_powers; /* of float16 parts: of the lane's first key, and that query */
+    uint32_t weight_factors, ds_factors; /* of a warp's own parts: the same */
+    int query, key;                      /* the lane's first ones: of the sequence; of the block */
+    int unit;                            /* of the chunk's first query in a row of weights and dS */
+    int column_unit;                     /* of the warp's first column */
+    uint32_t weights_word, ds_word;      /* where the lane stores them */
 } tile_part;
 
 FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
@@ -38,9 +41,14 @@ FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
     part.own_queries = q + l->rows;
     part.rows = rows_at(memory, stage_of(at)) + (uint32_t)own * 8;
     part.factors = factors_at(memory, stage_of(at)) + (uint32_t)own * 4;
+    part.key_powers = memory + POWERS_AT + KEY_POWERS + (uint32_t)(first_key + l->lane / 4) * 8;
+    part.query_powers = query_powers_at(memory, stage_of(at)) + (uint32_t)own * 8;
+    part.weight_factors =
+        memory + WEIGHT_FACTORS_AT + (uint32_t)(first / 16 * KEYS + first_key + l->lane / 4) * 8;
+    part.ds_factors = ds_factors_at(memory, at->count) + (uint32_t)(l->group * QUERIES + own) * 4;
     part.query = at->tile * QUERIES + own;
     part.key = first_key + l->lane / 4;
-    part.unit = first / (HIGH_LOW ? 8 : VECTOR);
+    part.unit = HIGH_LOW ? high_unit(first / 8) : first / VECTOR;
     part.column_unit = l->share * (COLUMNS / VECTOR);
     part.weights_word = memory + WEIGHTS_AT + word;
     part.ds_word = ds_at(memory, at->count) + word;

@@ -15,7 +15,7 @@
  * otherwise waits for memory, one for each tile, would be most of the time where there are none.
  *
  * Tiles of keys and queries, and who multiplies them, may be others than in backward_sm80: a score
- * depends on its own query and key alone, and on CHAIN. Two key tiles are in shared memory: one is
+ * depends on its own query and key alone. Two key tiles are in shared memory: one is
  * loaded while the other is multiplied. A thread keeps the sums of its share of the keys in registers
  * until a row has seen all of them.
  */
@@ -27,6 +27,7 @@
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/options.cuh"
+#include "backward_sm80/own_parts.cuh"
 #include "backward_sm80/slices.cuh"
 #include "backward_sm80/sums.cuh"
 #include "backward_sm80/tile_part.cuh"
@@ -49,11 +50,11 @@ static_assert(KEYS <= THREADS && QUERIES <= THREADS, "a thread for each key, and
 
 /* Behind keys and queries. */
 enum {
-    GROUPS = KEYS / GROUP_ROWS,
     OWN_ROWS_AT = Q_AT + Q_BYTES,
     SUMS_AT = OWN_ROWS_AT + ROW_BYTES, /* of each group of warps, sums and rests */
     OWN_POWERS_AT = SUMS_AT + GROUPS * QUERIES * 8,
-    OWN_SMEM_BYTES = OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES) + 128
+    OWN_SMEM_BYTES =
+        OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, KEYS, QUERIES, 1, SLICES) + 128
 };
 static_assert(OWN_SMEM_BYTES == FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES,
                                                                   GROUP_ROWS, SLICES),
@@ -242,11 +243,12 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
     const int thread = ptx_thread_id();
     row_source from = source_of(&p->q, t->block_q, t->start_q + w->first, t->head, p->d,
                                 w->seen_query_from - w->first, w->seen_query_to - w->first);
-#if HIGH_LOW
     take_parts(&from,
-               s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES);
-#endif
+               s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES,
+               0);
     issue_rows(&from, QUERIES, q_at(memory, 0));
+    issue_powers(memory + OWN_POWERS_AT + QUERY_POWERS,
+                 s->powers + w->number * TILE + part * QUERIES);
     if (thread < QUERIES / 2)
         ptx_cp_async_16(memory + OWN_ROWS_AT + (uint32_t)thread * 16,
                         find_rows(s, w, part) + 2 * thread, true);
@@ -254,9 +256,9 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- Weights and their sums ------------------------------------------------------------------ */
 
-/* With the order of backward_sm80's sum. columns: that there are; factor: what the units of both are.
- */
-FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int columns, float factor)
+/* With the order of backward_sm80's sum. part: of powers; columns: that there are. */
+FA_DEVICE void find_scores(fa_scores *s, const tile_part *part, uint32_t keys, uint32_t queries,
+                           int columns)
 {
 #if SLICES
     clear_scores(s);
@@ -271,12 +273,18 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int co
                 part.at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4];
     }
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
-        s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] *= factor;
+    for (int n = 0; n < N_TILES; n++) {
+        const query_powers query = load_query_powers(part->query_powers + 64 * (uint32_t)n);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) {
+            const key_powers key = load_key_powers(part->key_powers + 128 * (uint32_t)(i / 4));
+            s->at[i / 4][n][i % 4] *= key.key[i / 2 % 2] * query.query[i % 2];
+        }
+    }
 #else
     (void)columns;
-    (void)factor;
     make_scores(s, keys, queries);
+    scale_scores(s, part, SCORES);
 #endif
 }
 
@@ -333,14 +341,17 @@ FA_DEVICE void add_weights(row_sums *sums, const fa_scores *weights)
 }
 
 FA_DEVICE void sum_key_tile(const fa_attention_params *p, const tile_work *w, uint32_t memory,
-                            int key_tile, float scale, float factor, row_sums *sums)
+                            int key_tile, float scale, row_sums *sums)
 {
     const block_work *k = &w->keys[key_tile & 1];
     const tile_cursor at = {0, 0, w->first / QUERIES};
     tile_part part = find_part(memory, &at, 0);
     fa_scores s;
     part.rows = memory + OWN_ROWS_AT + 8 * (uint32_t)(part.query - w->first);
-    find_scores(&s, part.keys + keys_offset(key_tile), part.queries, p->d, factor);
+    part.key_powers = memory + OWN_POWERS_AT + KEY_POWERS + 8 * (uint32_t)part.key;
+    part.query_powers =
+        memory + OWN_POWERS_AT + QUERY_POWERS + 8 * (uint32_t)(part.query - w->first);
+    find_scores(&s, &part, part.keys + keys_offset(key_tile), part.queries, p->d);
     make_weights(p, k, &part, at.tile, scale, &s);
     add_weights(sums, &s);
 }
@@ -407,32 +418,22 @@ FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-#if HIGH_LOW
-
-/* Splits keys whose copies are there. Returns what a number of theirs is multiplied by to leave their
- * units. All threads meet twice. */
-FA_DEVICE float split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
+/* Splits keys whose copies are there. All threads meet twice. */
+FA_DEVICE void split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
 {
-    const uint32_t powers = memory + OWN_POWERS_AT, at = memory + K_AT + keys_offset(key_tile);
-    note_largest(powers, at, KEYS, KEY_LARGEST);
+    const uint32_t inverses = memory + OWN_POWERS_AT + KEY_POWERS;
+    const uint32_t at = memory + K_AT + keys_offset(key_tile);
+    find_row_powers(inverses, at, KEYS);
     __syncthreads();
-    const float power = find_noted_power(powers, KEY_LARGEST);
-    split_rows(at, KEYS, p->d, power);
+    split_rows(inverses, at, KEYS, p->d);
     __syncthreads();
-    return invert_power(power);
 }
-
-#endif
 
 /* All threads have met since the last use of keys[0]. */
 FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_params *s,
                         tile_work *w, uint32_t memory, int part, float scale)
 {
     row_sums sums;
-    float factor = 1.0f;
-#if HIGH_LOW
-    const float query_inverse = s->powers[w->number].query_inverse;
-#endif
     clear_row_sums(&sums);
     if (w->from < w->to) {
         issue_queries(p, s, memory, w, part);
@@ -453,10 +454,8 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
             __syncthreads();
         }
 #endif
-#if HIGH_LOW
-        factor = split_key_tile(p, memory, tile) * query_inverse;
-#endif
-        sum_key_tile(p, w, memory, tile, scale, factor, &sums);
+        split_key_tile(p, memory, tile);
+        sum_key_tile(p, w, memory, tile, scale, &sums);
     }
     store_row_sums(&sums, memory);
 }

@@ -44,7 +44,7 @@ FA_DEVICE void weigh(fa_scores *s, float scale, uint32_t rows)
 #pragma unroll
         for (int i = 0; i < WEIGHT_M_TILES * 4; i++) {
             float *x = &s->at[i / 4][n][i % 4];
-            *x = ptx_ex2(fmaf(*x, scale, -pair.lse[i % 2]));
+            *x = find_weight(fmaf(*x, scale, -pair.lse[i % 2]));
         }
     }
 }

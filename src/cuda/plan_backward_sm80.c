@@ -1,7 +1,7 @@
 /*
  * backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches.
  * The same source compiled for float32 inputs whose operands may be rounded to tf32 is the family
- * tf32, and with three products in tf32 for each of float32 the family tf32x3. With sums of dQ in the
+ * tf32, and with three products in float16 for each of float32 the family tf32x3. With sums of dQ in the
  * caller's dq these two are the family tf32_in_place, in two launches. tf32x3_corrected is tf32x3
  * with a launch that corrects the weights of rows with large scores.
  */
@@ -196,7 +196,7 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
     return l;
 }
 
-/* Sums, unless they are in dq; rows; factors; parts of wide heads and their powers; and semaphores if sums have one order. The order also
+/* Sums, unless they are in dq; rows; factors; float16 parts and their powers; and semaphores if sums have one order. The order also
  * makes an item's sums independent of the batch. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
                            const fa_cuda_plan_launch *main, int with)
@@ -212,11 +212,11 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     own.factors_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
     own.semaphores_offset = own.factors_offset;
     if (own.corrected) own.semaphores_offset += tiles * (size_t)FA_BACKWARD_SM80_FACTOR_BYTES;
-    own.split = FA_BACKWARD_SM80_IS_SPLIT(v->element, v->head_dim);
+    own.split = FA_BACKWARD_SM80_HAS_PARTS(v->element, v->slices);
     own.parts_offset = own.powers_offset = own.semaphores_offset;
     if (own.split) {
         own.powers_offset += tiles * 2 * (size_t)FA_BACKWARD_SM80_PART_BYTES(v->head_dim);
-        own.semaphores_offset = own.powers_offset + tiles * sizeof(fa_backward_sm80_powers);
+        own.semaphores_offset = own.powers_offset + tiles * (size_t)FA_BACKWARD_SM80_POWER_BYTES;
     }
     own.ordered = p->deterministic || p->batch_invariant;
     own.heads_together = own.ordered ? count_heads_together(main, x->device) : 1;
@@ -233,9 +233,7 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
 static const char *arithmetic_of(const fa_variant *v)
 {
     switch (v->element) {
-    case FA_ELEMENT_TF32X3:
-        return v->slices ? "three float16 products for each (mma.sync), float32 sums"
-                         : "three tf32 products for each (mma.sync), float32 sums";
+    case FA_ELEMENT_TF32X3: return "three float16 products for each (mma.sync), float32 sums";
     case FA_ELEMENT_TF32:
         return v->slices ? "float16 products (mma.sync), float32 sums"
                          : "tf32 products (mma.sync), float32 sums";
@@ -273,29 +271,12 @@ static bool refuse_others(const fa_problem *p, char *why, size_t size)
            fa_cuda_refuse_wide_backward(p, why, size);
 }
 
-/* The option by which a key tile may have keys that no query sees; NULL: there is none. */
-static const char *find_hiding_option(const fa_problem *p)
-{
-    if (p->mask.data) return "options.mask";
-    if (p->bias.data) return "options.bias";
-    if (p->window_left >= 0) return "options.window_left";
-    if (p->window_right >= 0) return "options.window_right";
-    return p->diagonal_given ? "options.diagonal" : NULL;
-}
-
-/* Where operands are split, the keys of a tile have one power of two: large numbers of a key that no query sees would leave
- * the others no bits. */
 static bool refuse_wide_float32(const fa_problem *p, char *why, size_t size)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     const int widest = fa_variants[FA_LAST_backward_tf32].head_dim;
-    const char *option = find_hiding_option(p);
-    if (dim > widest) fa_cuda_say(why, size, "the head dim is %" PRId64 ", above %d", dim, widest);
-    else if (FA_BACKWARD_SM80_IS_SPLIT(FA_ELEMENT_TF32, dim) && option)
-        fa_cuda_say(why, size,
-                    "%s, which may hide keys, is given, and the head dim is %" PRId64 ", above 256",
-                    option, dim);
-    else return false;
+    if (dim <= widest) return false;
+    fa_cuda_say(why, size, "the head dim is %" PRId64 ", above %d", dim, widest);
     return true;
 }
 

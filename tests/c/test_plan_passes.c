@@ -360,7 +360,7 @@ static void test_float32_variants(void)
         {tf32, H200, 385, 1, false, FA_VARIANT_backward_tf32_d512, ""},
         {tf32, H200, 512, 512, true, FA_VARIANT_backward_tf32_d512_general, ""},
         {tf32, A100, 257, 257, false, FA_NO_VARIANT,
-         "166912 bytes of shared memory for a block: expected 230912 for backward_tf32_d384"},
+         "166912 bytes of shared memory for a block: expected 224640 for backward_tf32_d384"},
         {tf32, A100, 512, 512, true, FA_NO_VARIANT, "for backward_tf32_d512_general"},
         {tf32, A100, 64, 64, false, FA_VARIANT_backward_tf32_d64_small, ""},
         {tf32, A100, 64, 64, true, FA_VARIANT_backward_tf32_d64_small_general, ""},
@@ -374,7 +374,9 @@ static void test_float32_variants(void)
         {tf32x3, H200, 64, 64, false, FA_VARIANT_backward_tf32x3_d64, ""},
         {tf32x3, H200, 64, 64, true, FA_VARIANT_backward_tf32x3_d64_general, ""},
         {tf32x3, H200, 128, 128, false, FA_VARIANT_backward_tf32x3_d128, ""},
-        {tf32x3, A100, 96, 65, true, FA_VARIANT_backward_tf32x3_d128_general, ""},
+        {tf32x3, H200, 96, 65, true, FA_VARIANT_backward_tf32x3_d128_general, ""},
+        {tf32x3, A100, 96, 65, true, FA_VARIANT_backward_tf32x3_d128_small_general, ""},
+        {tf32x3, A100, 128, 128, false, FA_VARIANT_backward_tf32x3_d128_small_general, ""},
         {tf32x3, H200, 256, 129, false, FA_VARIANT_backward_tf32x3_d256, ""},
         {tf32x3, H200, 256, 129, true, FA_VARIANT_backward_tf32x3_d256_general, ""},
         {tf32x3, A100, 256, 256, false, FA_VARIANT_backward_tf32x3_d256_small_general, ""},
@@ -420,7 +422,7 @@ static bool takes(const fa_cuda_family *family, const fa_problem *p, const char 
     return false;
 }
 
-/* Keys that no query may see, whatever their numbers, must not change the others' gradients. */
+/* Wide heads have what may hide keys, as others do. */
 static void test_wide_hidden_keys(void)
 {
     const fa_cuda_family *const families[] = {&fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3,
@@ -429,16 +431,21 @@ static void test_wide_hidden_keys(void)
     for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
         for (int64_t d = 256; d <= 320; d += 64) {
             fa_problem p = make_float32(d, 64, i == 0 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32);
-            p.causal = true;
             CHECK(takes(families[i], &p, "nothing"), "%s, head dim %d", families[i]->name, (int)d);
             p.window_left = 100;
-            CHECK(takes(families[i], &p, "options.window_left, which may hide keys, is given") ==
-                      (d <= 256),
-                  "%s, head dim %d", families[i]->name, (int)d);
+            CHECK(takes(families[i], &p, "nothing"), "%s, window, head dim %d", families[i]->name,
+                  (int)d);
             p.window_left = -1;
             p.diagonal_given = true;
-            CHECK(takes(families[i], &p, "options.diagonal, which may hide keys") == (d <= 256),
-                  "%s, head dim %d", families[i]->name, (int)d);
+            CHECK(takes(families[i], &p, "nothing"), "%s, diagonal, head dim %d", families[i]->name,
+                  (int)d);
+            p.diagonal_given = false;
+            p.mask.data = memory;
+            CHECK(takes(families[i], &p, "nothing"), "%s, mask, head dim %d", families[i]->name,
+                  (int)d);
+            p.bias = p.mask;
+            CHECK(takes(families[i], &p, "nothing"), "%s, bias, head dim %d", families[i]->name,
+                  (int)d);
         }
 }
 
@@ -460,23 +467,25 @@ static void test_float32_families(void)
     p.dout.data = NULL;
     CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums, "tf32, before gradients are known");
     fa_problem wide = make_float32(257, 64, FA_PRECISION_TF32);
-    wide.n_k = wide.rows_k = 2000; /* sums, queries and dout; powers of two of 64 queries */
+    wide.n_k = wide.rows_k = 2000; /* sums, queries and dout; their powers of two */
     s = plan_of(&wide, &devices[H200]);
-    CHECK(s.workspace_bytes == factors * (3 * 384 + 2) + factors / 64 * 4 &&
+    CHECK(s.workspace_bytes == factors * (3 * 384 + 4) &&
               strcmp(s.arithmetic, "float16 products (mma.sync), float32 sums") == 0,
           "wide: %s, %zu bytes", s.arithmetic, s.workspace_bytes);
     p.dout = somewhere;
     p.precision = FA_PRECISION_FLOAT32;
     s = plan_of(&p, &devices[A100]);
     CHECK(s.family == &fa_cuda_backward_tf32x3_corrected &&
-              strcmp(s.arithmetic, "three tf32 products for each (mma.sync), float32 sums") == 0 &&
+              strcmp(s.arithmetic, "three float16 products for each (mma.sync), float32 sums") ==
+                  0 &&
               strstr(s.passed_over, "; not tf32: options.precision is not FA_PRECISION_TF32"),
           "%s%s", s.arithmetic, s.passed_over);
     CHECK(!takes(tf32, &p, "options.precision is not FA_PRECISION_TF32") && takes(tf32x3, &p, "") &&
               takes(simt, &p, ""),
           "asked in float32");
     p.dout.data = NULL;
-    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums + factors,
+    /* factors; queries and dout, their powers of two */
+    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums + factors * (1 + 2 * 64 + 2),
           "before gradients are known");
     p = make_float32(64, 64, FA_PRECISION_IEEE);
     s = plan_of(&p, &devices[H200]);
@@ -510,7 +519,7 @@ static void test_corrected(void)
                  {H200, 128, false, FA_VARIANT_backward_tf32x3_weight_sums_d128,
                   FA_VARIANT_backward_tf32x3_d128, 2},
                  {A100, 65, true, FA_VARIANT_backward_tf32x3_weight_sums_d128_general,
-                  FA_VARIANT_backward_tf32x3_d128_general, 1},
+                  FA_VARIANT_backward_tf32x3_d128_small_general, 1},
                  {H200, 256, false, FA_VARIANT_backward_tf32x3_weight_sums_d256,
                   FA_VARIANT_backward_tf32x3_d256, 1},
                  {H200, 129, true, FA_VARIANT_backward_tf32x3_weight_sums_d256_general,
@@ -554,8 +563,10 @@ static void test_corrected(void)
 static void test_in_place(void)
 {
     const fa_cuda_family *const in_place = &fa_cuda_backward_tf32_in_place;
-    const size_t rows = 2 * 8 * 1024 * sizeof(float) * 2, delta = 2 * 8 * 1000 * sizeof(float);
+    const size_t delta = 2 * 8 * 1000 * sizeof(float);
     for (int exact = 0; exact < 2; exact++) {
+        /* log-sum-exp and delta; of three products queries and dout, their powers of two */
+        const size_t rows = 2 * 8 * 1024 * sizeof(float) * (exact ? 2 + 2 * 128 + 2 : 2);
         const int variant = exact ? FA_VARIANT_backward_tf32x3_d128 : FA_VARIANT_backward_tf32_d128;
         fa_problem p = make_float32(128, 128, exact ? FA_PRECISION_FLOAT32 : FA_PRECISION_TF32);
         CHECK((plan_of(&p, &devices[H200]).family == in_place) == !exact, "unasked");

@@ -10,10 +10,11 @@
  * other.
  *
  * Arguments: the first problem's number, how many, and of which kind (1: peaked rows, 2: float32 in
- * tf32, 3: by three products in tf32, 4 and 5: these two with sums in dq, 6:
+ * tf32, 3: by three products, 4 and 5: these two with sums in dq, 6:
  * three products, weights corrected, 7: the same with peaked rows), and "wide" for head dims above 256, instead of those listed here;
  * then the runs of each variant are printed.
  */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +48,7 @@ static const int64_t tf32[] = {6,   50,  51,  79,  80,  85,  87,  139, 169, 171,
                                182, 199, 226, 252, 265, 271, 296, 308, 329, 332, 343, 367,
                                377, 396, 402, 439, 447, 465, 495, 496, 508, 523, 527, 549};
 
-/* And by three products in tf32. */
+/* And by three products. */
 static const int64_t float32[] = {103, 139, 164, 171, 182, 211, 226, 271, 308, 327, 329,
                                   333, 336, 343, 359, 362, 373, 396, 398, 402, 406};
 
@@ -112,7 +113,7 @@ typedef enum kind {
     ANY,
     PEAKED,        /* rows that few keys dominate */
     TF32,          /* float32 of precision tf32 */
-    FLOAT32,       /* float32 by three products in tf32 */
+    FLOAT32,       /* float32 by three products */
     TF32_IN_PLACE, /* with sums of dq in dq itself */
     FLOAT32_IN_PLACE,
     CORRECTED, /* by three products, with weights corrected */
@@ -120,9 +121,8 @@ typedef enum kind {
     KINDS
 } kind;
 
-/* Head dims above 256, of float32: so many problems from 0 on of each kind, and one in tf32, of head
- * dims above 384 with an option that hides no keys. */
-static const int64_t wide_numbers = 16, wide_tf32 = 33;
+/* Head dims above 256, of float32: so many problems from 0 on of each kind. */
+static const int64_t wide_numbers = 16;
 static const kind wide_kinds[] = {TF32, FLOAT32, TF32_IN_PLACE, FLOAT32_IN_PLACE, CORRECTED};
 
 static double worst[KINDS]; /* the largest error, in units of what is allowed */
@@ -563,12 +563,6 @@ typedef enum row_option {
     ROW_OPTIONS
 } row_option;
 
-/* What goes to the FMA units, for keys may be hidden. */
-static bool is_refused(int dim, row_option option)
-{
-    return dim > 256 && (option == ROW_WINDOW || option == ROW_BIAS || option == ROW_MASK);
-}
-
 static void set_row_option(fa_options *o, row_option option, const fa_tensor *scores)
 {
     /* Gentle: log-sum-exps far below the scores would have errors beyond what is corrected. */
@@ -708,6 +702,224 @@ static void test_many_tiles(void)
     }
 }
 
+/* ---- Rows of different sizes ----------------------------------------------------------------- */
+
+/* Three products, and those of wide heads, are of float16 numbers, times powers of two. Each row of each gradient must have few errors, whatever
+ * the sizes of the other rows. */
+typedef enum uneven_case {
+    HUGE_MASKED_KEY, /* that a mask hides from all queries */
+    HUGE_BIASED_KEY, /* that a bias hides */
+    HUGE_FUTURE_KEY, /* that a causal mask hides from some */
+    UNEVEN_ROWS,     /* sizes of rows differ by powers of two, and some rows are 0 */
+    LARGE_QUERIES,   /* times 1e18, and keys times 1e-18 */
+    SMALL_QUERIES,   /* the other way */
+    LARGE_VALUES,    /* values and dO times 1e18 */
+    SMALL_VALUES,    /* values and dO times 1e-15 */
+    LARGE_DOUT,      /* dO times 1e18, values times 1e-18 */
+    UNATTENDED_KEY,  /* with weights of 1e-19 */
+    LARGE_LOGITS,    /* some ten million: what is exact is another question */
+    UNEVEN_CASES
+} uneven_case;
+
+enum { UNEVEN_Q = 40, UNEVEN_K = 72, UNEVEN_DIM = 512, HUGE_KEY = 37 };
+
+static struct {
+    float q[UNEVEN_Q * UNEVEN_DIM], k[UNEVEN_K * UNEVEN_DIM], v[UNEVEN_K * UNEVEN_DIM];
+    float out[UNEVEN_Q * UNEVEN_DIM], dout[UNEVEN_Q * UNEVEN_DIM], lse[UNEVEN_Q];
+    float dq[UNEVEN_Q * UNEVEN_DIM], dk[UNEVEN_K * UNEVEN_DIM], dv[UNEVEN_K * UNEVEN_DIM];
+    float bias[UNEVEN_Q * UNEVEN_K];
+    uint8_t mask[UNEVEN_Q * UNEVEN_K];
+} uneven;
+
+/* Gradients in float64. */
+static struct {
+    double dq[UNEVEN_Q * UNEVEN_DIM], dk[UNEVEN_K * UNEVEN_DIM], dv[UNEVEN_K * UNEVEN_DIM];
+} exact;
+
+static void fill_rows(ref_random *random, float *rows, int n, int dim, double scale, int bits)
+{
+    for (int i = 0; i < n; i++) {
+        const int shift =
+            bits ? (int)(ref_random_bits(random) % (unsigned)(2 * bits + 1)) - bits : 0;
+        for (int c = 0; c < dim; c++)
+            rows[i * dim + c] = (float)(ldexp(scale, shift) * ref_random_normal(random));
+    }
+}
+
+static void set_row(float *rows, int row, int dim, float x)
+{
+    for (int c = 0; c < dim; c++) rows[row * dim + c] = x;
+}
+
+static void make_uneven(int dim, uneven_case of)
+{
+    ref_random random = {(uint64_t)(100 * dim + (int)of)};
+    const double q = of == LARGE_QUERIES ? 1e18 : of == SMALL_QUERIES ? 1e-18 : 1;
+    const double v = of == LARGE_VALUES   ? 1e18
+                     : of == SMALL_VALUES ? 1e-15
+                     : of == LARGE_DOUT   ? 1e-18
+                                          : 1;
+    const double dout = of == LARGE_DOUT ? 1e18 : v;
+    const bool rows = of == UNEVEN_ROWS;
+    memset(&uneven, 0, sizeof uneven);
+    memset(uneven.mask, 1, sizeof uneven.mask);
+    fill_rows(&random, uneven.q, UNEVEN_Q, dim,
+              of == LARGE_LOGITS ? 1e6
+              : rows             ? 0x1p-20
+                                 : q,
+              rows ? 20 : 0);
+    fill_rows(&random, uneven.k, UNEVEN_K, dim, rows ? 0x1p-20 : 1 / q, rows ? 20 : 0);
+    fill_rows(&random, uneven.v, UNEVEN_K, dim, v, rows ? 20 : 0);
+    fill_rows(&random, uneven.dout, UNEVEN_Q, dim, dout, rows ? 40 : 0);
+    if (rows)
+        set_row(uneven.q, 3, dim, 0), set_row(uneven.k, 4, dim, 0), set_row(uneven.dout, 5, dim, 0);
+    if (of <= HUGE_FUTURE_KEY) {
+        if (of != HUGE_FUTURE_KEY) set_row(uneven.k, HUGE_KEY, dim, 1e30f);
+        set_row(uneven.v, HUGE_KEY, dim, of == HUGE_FUTURE_KEY ? 1e12f : -1e30f);
+        for (int i = 0; i < UNEVEN_Q * dim; i++)
+            uneven.dout[i] = fabsf(uneven.dout[i]); /* dP of the key is no difference */
+    }
+    if (of == UNATTENDED_KEY) { /* logits of -44 */
+        for (int i = 0; i < UNEVEN_Q; i++) uneven.q[i * dim] = 30;
+        set_row(uneven.k, HUGE_KEY, dim, 0);
+        uneven.k[HUGE_KEY * dim] = (float)(-44 * sqrt(dim) / 30);
+    }
+    for (int i = 0; i < UNEVEN_Q; i++) {
+        if (of == HUGE_MASKED_KEY) uneven.mask[i * UNEVEN_K + HUGE_KEY] = 0;
+        if (of == HUGE_BIASED_KEY) uneven.bias[i * UNEVEN_K + HUGE_KEY] = -INFINITY;
+        for (int j = 0; j < UNEVEN_K && of == HUGE_FUTURE_KEY; j++)
+            uneven.mask[i * UNEVEN_K + j] = j <= i + UNEVEN_K - UNEVEN_Q;
+    }
+}
+
+static double multiply_rows(const float *a, const float *b, int dim)
+{
+    double sum = 0;
+    for (int c = 0; c < dim; c++) sum += (double)a[c] * (double)b[c];
+    return sum;
+}
+
+/* Weights of a query; its row of out, and lse. */
+static void attend_exactly(int i, int dim, double weights[UNEVEN_K])
+{
+    double most = -INFINITY, sum = 0;
+    for (int j = 0; j < UNEVEN_K; j++) {
+        const bool sees = uneven.mask[i * UNEVEN_K + j] && uneven.bias[i * UNEVEN_K + j] == 0;
+        weights[j] = sees ? multiply_rows(uneven.q + i * dim, uneven.k + j * dim, dim) / sqrt(dim)
+                          : -INFINITY;
+        most = fmax(most, weights[j]);
+    }
+    for (int j = 0; j < UNEVEN_K; j++) sum += weights[j] = exp(weights[j] - most);
+    for (int j = 0; j < UNEVEN_K; j++) weights[j] /= sum;
+    for (int c = 0; c < dim; c++) {
+        double x = 0;
+        for (int j = 0; j < UNEVEN_K; j++)
+            if (weights[j] > 0) x += weights[j] * (double)uneven.v[j * dim + c];
+        uneven.out[i * dim + c] = (float)x;
+    }
+    uneven.lse[i] = (float)(most + log(sum));
+}
+
+static void find_exact_gradients(int dim)
+{
+    memset(&exact, 0, sizeof exact);
+    for (int i = 0; i < UNEVEN_Q; i++) {
+        double weights[UNEVEN_K], dp[UNEVEN_K] = {0}, delta = 0;
+        attend_exactly(i, dim, weights);
+        for (int j = 0; j < UNEVEN_K; j++) {
+            if (weights[j] == 0) continue;
+            dp[j] = multiply_rows(uneven.dout + i * dim, uneven.v + j * dim, dim);
+            delta += weights[j] * dp[j];
+        }
+        for (int j = 0; j < UNEVEN_K; j++) {
+            const double ds = weights[j] * (dp[j] - delta) / sqrt(dim);
+            if (weights[j] == 0) continue;
+            for (int c = 0; c < dim; c++) {
+                exact.dv[j * dim + c] += weights[j] * (double)uneven.dout[i * dim + c];
+                exact.dk[j * dim + c] += ds * (double)uneven.q[i * dim + c];
+                exact.dq[i * dim + c] += ds * (double)uneven.k[j * dim + c];
+            }
+        }
+    }
+}
+
+/* The largest error of a row, as a share of its size; 1 where there is none, infinity where a number is not finite. */
+static double find_row_error(const float *rows, const double *expected, int n, int dim)
+{
+    double worst_row = 0;
+    for (int i = 0; i < n; i++) {
+        double error = 0, size = 0;
+        for (int c = 0; c < dim; c++) {
+            error = fmax(error, fabs((double)rows[i * dim + c] - expected[i * dim + c]));
+            size = fmax(size, fabs(expected[i * dim + c]));
+            if (!isfinite(rows[i * dim + c])) return INFINITY;
+        }
+        if (error > 0) worst_row = fmax(worst_row, size > 0 ? error / size : 1);
+    }
+    return worst_row;
+}
+
+/* Errors of scores are multiplied by the scores' size in weights: UNATTENDED_KEY has those of 44. Large logits need only leave
+ * all finite. */
+static double allow_row_error(uneven_case of, fa_precision precision)
+{
+    const double rounding = precision == FA_PRECISION_TF32 ? 0x1p-11 : 0x1p-22;
+    if (of == LARGE_LOGITS) return DBL_MAX;
+    return rounding * (of == UNATTENDED_KEY ? 4 * 44 : 16);
+}
+
+static void run_uneven(int dim, uneven_case of, fa_precision precision)
+{
+    const bool is_mask = of == HUGE_MASKED_KEY;
+    const fa_tensor scores = {.data = is_mask ? (void *)uneven.mask : uneven.bias,
+                              .dtype = is_mask ? FA_BOOL : FA_FLOAT32,
+                              .shape = {1, 1, UNEVEN_Q, UNEVEN_K},
+                              .stride = {0, 0, UNEVEN_K, 1}};
+    const fa_gradients gradients = {.size = sizeof gradients,
+                                    .dout = fa_bshd(uneven.dout, FA_FLOAT32, 1, UNEVEN_Q, 1, dim),
+                                    .dq = fa_bshd(uneven.dq, FA_FLOAT32, 1, UNEVEN_Q, 1, dim),
+                                    .dk = fa_bshd(uneven.dk, FA_FLOAT32, 1, UNEVEN_K, 1, dim),
+                                    .dv = fa_bshd(uneven.dv, FA_FLOAT32, 1, UNEVEN_K, 1, dim)};
+    fa_options options = FA_OPTIONS_INIT;
+    options.precision = precision;
+    if (is_mask) options.mask = &scores;
+    if (of == HUGE_BIASED_KEY) options.bias = &scores;
+    if (of == HUGE_FUTURE_KEY) options.flags |= FA_CAUSAL;
+    const random_call call = {.q = fa_bshd(uneven.q, FA_FLOAT32, 1, UNEVEN_Q, 1, dim),
+                              .k = fa_bshd(uneven.k, FA_FLOAT32, 1, UNEVEN_K, 1, dim),
+                              .v = fa_bshd(uneven.v, FA_FLOAT32, 1, UNEVEN_K, 1, dim),
+                              .out = fa_bshd(uneven.out, FA_FLOAT32, 1, UNEVEN_Q, 1, dim),
+                              .lse = uneven.lse,
+                              .options = options};
+    char message[320] = "";
+    machine m = {.memory = {.count = 1}};
+    fa_problem p;
+    fa_cuda_plan plan;
+    m.memory.list[0] =
+        (ref_buffer){.name = "arrays", .data = (char *)&uneven, .bytes = sizeof uneven};
+    device = devices[H200];
+    const fa_status status =
+        make_plan(&call, &gradients, &options, &p, &plan, message, sizeof message);
+    CHECK(status == FA_OK && run_in_workspace(&m, &p, &plan, message, sizeof message) == FA_OK,
+          "%s", message);
+}
+
+static void test_uneven_rows(int dim, uneven_case of, fa_precision precision)
+{
+    const double allowed = allow_row_error(of, precision);
+    make_uneven(dim, of);
+    find_exact_gradients(dim);
+    corrected_weights = precision != FA_PRECISION_TF32;
+    run_uneven(dim, of, precision);
+    corrected_weights = false;
+    const double errors[] = {find_row_error(uneven.dq, exact.dq, UNEVEN_Q, dim),
+                             find_row_error(uneven.dk, exact.dk, UNEVEN_K, dim),
+                             find_row_error(uneven.dv, exact.dv, UNEVEN_K, dim)};
+    for (int i = 0; i < 3; i++)
+        CHECK(errors[i] < allowed, "d %d, case %d, precision %d: a row of %s is off by %g", dim,
+              (int)of, (int)precision, (const char *[]){"dq", "dk", "dv"}[i], errors[i]);
+}
+
 /* Whether the kernel does the problem. */
 static bool run_twice(int64_t number, kind of, bool wide)
 {
@@ -731,7 +943,6 @@ static void run_listed(void)
     run_each(tf32_in_place, sizeof tf32_in_place, TF32_IN_PLACE);
     run_each(float32_in_place, sizeof float32_in_place, FLOAT32_IN_PLACE);
     for (int64_t i = 0; i < 5 * wide_numbers; i++) run_twice(i / 5, wide_kinds[i % 5], true);
-    run_twice(wide_tf32, TF32, true);
     run_each(peaked, sizeof peaked, PEAKED);
     run_each(corrected, sizeof corrected, CORRECTED);
     run_each(peaked, sizeof peaked, CORRECTED_PEAKED);
@@ -764,9 +975,14 @@ int main(int argc, char **argv)
     test_many_tiles();
     static const int dims[] = {64, 128, 256, 384, 512};
     for (int i = 0; i < 5 * ROW_OPTIONS; i++)
-        if (!is_refused(dims[i / ROW_OPTIONS], (row_option)(i % ROW_OPTIONS)) &&
-            sample_has(i % ROW_OPTIONS, i / ROW_OPTIONS))
+        if (sample_has(i % ROW_OPTIONS, i / ROW_OPTIONS))
             test_row_sums(dims[i / ROW_OPTIONS], (row_option)(i % ROW_OPTIONS));
+    /* One product has float16 parts in wide heads alone. */
+    static const int uneven_dims[] = {64, 100, 200, 264, 512, 264, 512};
+    for (int i = 0; i < UNEVEN_CASES * 7; i++)
+        if (sample_has(i % UNEVEN_CASES, 5 + i / UNEVEN_CASES))
+            test_uneven_rows(uneven_dims[i / UNEVEN_CASES], (uneven_case)(i % UNEVEN_CASES),
+                             i / UNEVEN_CASES < 5 ? FA_PRECISION_FLOAT32 : FA_PRECISION_TF32);
     if (argc == 1) sample_end(kernels, runs);
     /* What is allowed has room for errors that all go one way. Cutting operands off, not rounding
      * them, gives 0.27 of it; dropping one of three products more than all. */
