@@ -89,12 +89,13 @@ typedef struct fa_backward_sm90_params {
     int64_t q_tiles; /* of a head */
     float *sums;
     float *rows;
+    float *delta;        /* of prepare: like lse, for launches behind; NULL: nobody wants it */
     int32_t *semaphores; /* NULL: sums are added in any order */
     int64_t
         heads_together; /* key/value heads of the batch whose blocks take turns; 1: head follows head */
     int32_t
         splits; /* blocks that share the keys of a key/value head, each with some of the query heads */
-    int32_t keys, head_dim, value_dim; /* of a block; of its sums. For finish_keys */
+    int32_t keys, head_dim, value_dim; /* of a block; columns of its sums */
     float *key_sums;                   /* NULL: there is one split */
     fa_sm90_map bias, dbias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step, dbias_step;

@@ -218,14 +218,17 @@ bool fa_cuda_add_dbias_round(const fa_cuda_planning *x, fa_cuda_dbias dbias, siz
     return true;
 }
 
-bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *x, fa_cuda_dbias by_others)
+bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *x, fa_cuda_dbias by_others,
+                              size_t *delta_offset)
 {
     const fa_problem *p = x->problem;
     const bool dbias = p->dbias.data && by_others == FA_CUDA_DBIAS_ALONE, dsinks = p->dsinks;
+    const size_t offset = x->plan->workspace_bytes;
+    if (delta_offset) *delta_offset = dbias || dsinks ? offset : 0;
     if (!p->bias.data && !p->sinks) return true;
-    x->plan->workspace_bytes += delta_bytes(p);
-    return (!dbias && !dsinks) ||
-           (add_delta(x) && (!dbias || add_dbias(x)) && (!dsinks || add_dsinks(x)));
+    x->plan->workspace_bytes = offset + delta_bytes(p);
+    if (!dbias && !dsinks) return true;
+    return (delta_offset || add_delta(x)) && (!dbias || add_dbias(x)) && (!dsinks || add_dsinks(x));
 }
 
 const fa_cuda_family fa_cuda_backward_simt = {

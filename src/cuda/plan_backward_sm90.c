@@ -52,6 +52,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->q_tiles = x->q_tiles;
     params->sums = (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
+    params->delta = x->delta_offset ? (float *)(void *)(workspace + x->delta_offset) : NULL;
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->first_stored = x->first_stored;
     params->next_work =
@@ -487,6 +488,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_set_key_tasks(p, find_keys(v), main);
     main->tile_q = FA_BACKWARD_SM90_QUERIES;
     own.q_tiles = prepare->tiles;
+    own.delta_offset = 0;
     own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
@@ -510,7 +512,12 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     /* Only behind prepare, which does not overlap what is in front of it: main reads keys before it
      * waits. */
     main->overlaps = !is_wide(v) && !prepare->idle;
-    return fa_cuda_add_dbias_round(&x, dbias, sums_offset) && fa_cuda_add_dbias_dsinks(&x, dbias);
+    if (!fa_cuda_add_dbias_round(&x, dbias, sums_offset)) return false;
+    if (v->joined) return fa_cuda_add_dbias_dsinks(&x, dbias, NULL);
+    size_t *const delta_offset = &prepare->backward_sm90.delta_offset;
+    if (!fa_cuda_add_dbias_dsinks(&x, dbias, delta_offset)) return false;
+    prepare->workspace_bytes = plan->workspace_bytes;
+    return true;
 }
 
 /* Sums of dbias are made where the workspace has room for them: fa_workspace_size, which does not know dbias, does not count them. */
