@@ -1505,6 +1505,7 @@ static void make_attention(problem *p, const random_settings *settings)
             make_key_scale(p, "v_scale", &p->v_scale, &p->in.v, &p->in.options.v_scale);
     }
     p->in.rounding = ref_rounding_for(&p->in, p->out.dtype, p->lse != NULL);
+    p->in.rounding.pair_shared = p->dbias.data && p->dbias.dtype == p->in.q.dtype;
 }
 
 static void make_parts(problem *p, const random_settings *settings)

@@ -32,6 +32,8 @@ typedef struct ref_rounding {
         pair; /* backward: of a weight and of a score's gradient, as they are multiplied with rows of
                        * dout, q and k: half an epsilon, relatively; 0: they stay float32 */
     double pair_tiny; /* the same absolutely: what the smallest subnormal number leaves           */
+    bool pair_shared; /* a score's gradient is rounded in this way also before it is added to others
+                       * of the same element of dbias                                             */
     /* Of queries, keys, values and dout as they are multiplied, and in backward of weights and of
      * scores' gradients, relatively: tf32's; 0: they are multiplied as they are. */
     double operand;

@@ -22,6 +22,7 @@
  */
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer.cuh"
+#include "backward_sm90/dbias_sums.cuh"
 #include "backward_sm90/joined.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/producer.cuh"
@@ -101,6 +102,9 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #if JOINED
             count_additions(&pipe, &s);
 #endif
+#if BIAS_TILE
+            if (leaves_ds(&pipe)) count_left(&pipe, &s);
+#endif
         }
 #if BIAS_TILE
         else if (warp == WARP_BIAS && threadIdx.x % 32 == 0 && pipe.bias_mapped)
@@ -110,5 +114,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
         consume(&pipe, &p, __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP - 1, 0));
+#if BIAS_TILE
+        if (leaves_ds(&pipe)) add_left(&pipe, &p, &s);
+#endif
     }
 }

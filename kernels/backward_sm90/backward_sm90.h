@@ -74,13 +74,25 @@
          FA_BACKWARD_SM90_KEYS * 2 +                                                               \
      FA_BACKWARD_SM90_PADDING(persistent))
 
-/* Who makes dbias: threads by its strides, or TMA, from dS in 16 bits as products take it, or in 32 bits. */
+/* Who makes dbias: threads by its strides, or TMA, from dS in 16 bits as products take it, or in 32 bits. LEFT: dS in 16 bits is left
+ * in the workspace, and added up there (dbias_sums.cuh). */
 enum {
     FA_BACKWARD_SM90_DBIAS_BY_STRIDES,
     FA_BACKWARD_SM90_DBIAS_STORED,
+    FA_BACKWARD_SM90_DBIAS_LEFT,
     FA_BACKWARD_SM90_DBIAS_STORED_FLOATS,
     FA_BACKWARD_SM90_DBIAS_ADDED
 };
+
+/* Where blocks leave dS (dbias_sums.cuh). A unit is `blocks` blocks that follow each other: those of the same keys whose shares of
+ * dbias are added up. */
+typedef struct fa_backward_sm90_left {
+    char *ds; /* of `room` units: of each block, head and query tile a tile of dS */
+    int32_t *
+        counters; /* two of each unit: store warps that have left all of theirs; 1: all is added up */
+    int32_t units, room, blocks;
+    int32_t summed; /* units that the last of their blocks add up; the others: dbias.cu */
+} fa_backward_sm90_left;
 
 /* The second parameter of all three. */
 typedef struct fa_backward_sm90_params {
@@ -99,8 +111,9 @@ typedef struct fa_backward_sm90_params {
     float *key_sums;                   /* NULL: there is one split */
     fa_sm90_map bias, dbias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step, dbias_step;
-    int32_t bias_mapped;     /* 0: it is read by its strides, or there is none */
-    int32_t dbias_mapped;    /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
+    int32_t bias_mapped;  /* 0: it is read by its strides, or there is none */
+    int32_t dbias_mapped; /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
+    fa_backward_sm90_left left;
     int32_t items_together;  /* all batch items, if their blocks take turns; 1: item follows item */
     int64_t heads_ascending; /* the first so many heads have blocks that ascend (work.cuh) */
     int32_t first_stored;    /* a query tile's first key tile stores its dQ; 0: all add theirs */

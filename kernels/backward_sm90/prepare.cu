@@ -72,6 +72,13 @@ FA_DEVICE void leave_delta(const fa_backward_params *p, const fa_tile *t, const 
                 (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT));
 }
 
+FA_DEVICE void clear_counters(const fa_backward_sm90_left *left)
+{
+    for (int64_t i = blockIdx.x * THREADS + threadIdx.x; i < 2 * left->units;
+         i += (int64_t)gridDim.x * THREADS)
+        left->counters[i] = 0;
+}
+
 FA_KERNEL __launch_bounds__(THREADS)
     backward_sm90_prepare(const __grid_constant__ fa_backward_params p,
                           const __grid_constant__ fa_backward_sm90_params s)
@@ -82,6 +89,7 @@ FA_KERNEL __launch_bounds__(THREADS)
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
     ptx_let_next_grid_start();
     if (s.next_work && blockIdx.x == 0 && threadIdx.x == 0) *s.next_work = 0;
+    if (s.left.units > 0) clear_counters(&s.left);
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
     const int vectors = p.dq.data && !s.first_stored ? s.head_dim * (QUERIES / 4) : 0;
 #pragma unroll

@@ -203,7 +203,8 @@ bool fa_cuda_add_dbias_clear(const fa_cuda_planning *x, fa_cuda_dbias dbias)
     const fa_problem *p = x->problem;
     const bool all_seen =
         !p->causal && p->window_left < 0 && p->window_right < 0 && !fa_cuda_has_own_lengths(p);
-    if (dbias == FA_CUDA_DBIAS_ALONE || (dbias == FA_CUDA_DBIAS_STORED && all_seen)) return true;
+    if (dbias == FA_CUDA_DBIAS_ALONE || dbias == FA_CUDA_DBIAS_LEFT) return true;
+    if (dbias == FA_CUDA_DBIAS_STORED && all_seen) return true;
     return add_dbias_rows(x, FA_VARIANT_backward_dbias_clear);
 }
 
