@@ -98,6 +98,9 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
             if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s);
             else if (loads) wait_for_keys(&pipe);
         } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0) {
+#if BIAS_TILE
+            if (leaves_ds(&pipe)) wait_for_room(&s);
+#endif
             store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
 #if JOINED
             count_additions(&pipe, &s);

@@ -87,9 +87,9 @@ enum {
 /* Where blocks leave dS (dbias_sums.cuh). A unit is `blocks` blocks that follow each other: those of the same keys whose shares of
  * dbias are added up. */
 typedef struct fa_backward_sm90_left {
-    char *ds; /* of `room` units: of each block, head and query tile a tile of dS */
-    int32_t *
-        counters; /* two of each unit: store warps that have left all of theirs; 1: all is added up */
+    char *ds;          /* of `room` units: of each block, head and query tile a tile of dS */
+    int32_t *counters; /* two of each unit: store warps that have left all of theirs; whether all is
+                          added up */
     int32_t units, room, blocks;
     int32_t summed; /* units that the last of their blocks add up; the others: dbias.cu */
 } fa_backward_sm90_left;
@@ -101,7 +101,6 @@ typedef struct fa_backward_sm90_params {
     int64_t q_tiles; /* of a head */
     float *sums;
     float *rows;
-    float *delta;        /* of prepare: like lse, for launches behind; NULL: nobody wants it */
     int32_t *semaphores; /* NULL: sums are added in any order */
     int64_t
         heads_together; /* key/value heads of the batch whose blocks take turns; 1: head follows head */
@@ -111,9 +110,8 @@ typedef struct fa_backward_sm90_params {
     float *key_sums;                   /* NULL: there is one split */
     fa_sm90_map bias, dbias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step, dbias_step;
-    int32_t bias_mapped;  /* 0: it is read by its strides, or there is none */
-    int32_t dbias_mapped; /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
-    fa_backward_sm90_left left;
+    int32_t bias_mapped;     /* 0: it is read by its strides, or there is none */
+    int32_t dbias_mapped;    /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
     int32_t items_together;  /* all batch items, if their blocks take turns; 1: item follows item */
     int64_t heads_ascending; /* the first so many heads have blocks that ascend (work.cuh) */
     int32_t first_stored;    /* a query tile's first key tile stores its dQ; 0: all add theirs */
@@ -125,6 +123,8 @@ typedef struct fa_backward_sm90_params {
     int32_t units, units_together; /* all; those whose blocks follow each other */
     int32_t unit_heads;            /* query heads of a unit */
     int32_t slices, head_slices;   /* blocks for the rows of a unit; of a query head */
+    float *delta; /* of prepare: like lse, for launches behind; NULL: nobody wants it */
+    fa_backward_sm90_left left; /* units 0: no dS is left */
 } fa_backward_sm90_params;
 
 #endif

@@ -157,7 +157,8 @@ FA_DEVICE void add_left_tile(const fa_backward_params *p, const fa_backward_sm90
 
 /* ---- A block that computes ------------------------------------------------------------------- */
 
-/* A store warp, one lane, before it leaves anything. */
+/* A store warp, one lane, before it leaves anything. A block that has nothing to leave waits as well: when a unit has been added
+ * up, so have all units before it in the same place, and the next one there waits for no other. */
 FA_DEVICE void wait_for_room(const fa_backward_sm90_params *s)
 {
     const int32_t before = unit_of_block(s) - s->left.room;

@@ -74,7 +74,7 @@ FA_DEVICE void leave_delta(const fa_backward_params *p, const fa_tile *t, const 
 
 FA_DEVICE void clear_counters(const fa_backward_sm90_left *left)
 {
-    for (int64_t i = blockIdx.x * THREADS + threadIdx.x; i < 2 * left->units;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < 2 * left->units;
          i += (int64_t)gridDim.x * THREADS)
         left->counters[i] = 0;
 }

@@ -708,9 +708,6 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     store_in_turn(pipe, p, s, warp);
 #else
     tile_cursor next = first_tile(w);
-#if BIAS_TILE
-    if (leaves_ds(pipe)) wait_for_room(s);
-#endif
     skip_dq(pipe, s, warp, &next);
     while (next.count < end_count(w)) {
         const tile_cursor at = next;

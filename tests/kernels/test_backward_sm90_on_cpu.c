@@ -151,7 +151,7 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     if (!m->otherwise) return;
     if (in_order || v->persistent)
         run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
-    run->first_block_slow = v->joined && bits >> 44 & 1;
+    run->first_block_slow = (v->joined || waits_for_room(l)) && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
