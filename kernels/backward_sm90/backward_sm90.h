@@ -17,6 +17,7 @@
  *   key_sums   of a split, and of a block's keys: a float for each key and column of dK, then of dV; of 64 keys in the same
  *          order
  *   semaphores   of a tile, where sums have one order: for each consumer's columns how many key tiles have been added
+ *   left   of a 16-bit dbias that batch items or heads share: counters, and dS of the blocks that have left it
  */
 #ifndef FA_KERNEL_BACKWARD_SM90_H
 #define FA_KERNEL_BACKWARD_SM90_H

@@ -334,6 +334,14 @@ static void *keep_queries(const ref_buffers *buffers, char *kept)
     return kept;
 }
 
+/* Room for one unit, the least that the kernel can do with: then the blocks of each unit wait for those of the unit before. */
+static void leave_little_room(fa_cuda_plan *plan)
+{
+    for (int i = 0; i < plan->count; i++)
+        if (plan->launches[i].backward_sm90.left.units > 0)
+            plan->launches[i].backward_sm90.left.room = 1;
+}
+
 static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
 {
     if (m->otherwise != call->run) m->compared = false;
@@ -349,6 +357,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
+    if (alone && m->otherwise) leave_little_room(&plan); /* summed is one less than units */
     m->leaves_ds = false;
     for (int i = 0; i < plan.count; i++)
         m->leaves_ds |= is_main(&plan.launches[i]) && plan.launches[i].backward_sm90.left.units > 0;
