@@ -666,6 +666,11 @@ static void draw_position_masks(problem *p, const random_settings *settings)
         o->window_right = once_in(p, 4) ? -1 : between(p, 0, once_in(p, 2) ? 3 : p->n_k);
         say(p, " window=%lld,%lld", (long long)o->window_left, (long long)o->window_right);
     }
+    if (settings->unseen_keys) {
+        o->flags |= FA_CAUSAL | FA_DIAGONAL;
+        o->diagonal = p->n_k / 2 - p->n_q;
+        say(p, " causal diagonal=%lld", (long long)o->diagonal);
+    }
 }
 
 /* From one position to more than there are. */

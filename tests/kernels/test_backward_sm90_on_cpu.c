@@ -13,7 +13,8 @@
  * share the work tiles, or wait for each other.
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias", "left" (the same on a
- * device with one multiprocessor), "persistent" or "joined" for such problems; then the runs of each variant are printed.
+ * device with one multiprocessor), "unseen" (the same with keys that no query sees), "persistent" or "joined" for such problems;
+ * then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -47,6 +48,9 @@ static const int64_t with_dbias[] = {62,  66,  103, 130, 162, 165, 167, 171, 275
 /* The same where blocks leave dS, on a device with one multiprocessor. */
 static const int64_t with_left_ds[] = {262,  2368, 2436, 3330,  4688,  5334,  5344,  6725,  8551,
                                        8738, 9170, 9556, 11858, 12307, 17104, 18242, 18848, 18950};
+
+/* The same where no query sees the later keys of each item: their blocks leave nothing. */
+static const int64_t with_unseen_keys[] = {17987};
 
 enum {
     PROBLEMS = 160,
@@ -105,6 +109,7 @@ static int rooms_waited_for; /* runs whose blocks wait for room to leave dS */
 static int64_t least_dim;
 static bool about_bias; /* problems are of that class */
 static bool alone;      /* there is one multiprocessor */
+static bool unseen;     /* nobody sees the later keys */
 static const fa_cuda_family
     *few; /* of both runs; NULL: of the second one persistent blocks, where they can */
 /* An H200, or one with few multiprocessors, for which plans are made otherwise. */
@@ -426,6 +431,7 @@ static bool run_problem(machine *m)
                             : focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])],
         .all_passes = true,
         .backward_alone = true,
+        .unseen_keys = unseen,
         .runs = 2,
         .attend = compute,
         .wants = wants,
@@ -463,7 +469,10 @@ static int run_listed(void)
     alone = true;
     for (size_t i = 0; i < sizeof with_left_ds / sizeof *with_left_ds; i++)
         run_problems(with_left_ds[i], with_left_ds[i] + 1);
-    about_bias = alone = false;
+    unseen = true;
+    for (size_t i = 0; i < sizeof with_unseen_keys / sizeof *with_unseen_keys; i++)
+        run_problems(with_unseen_keys[i], with_unseen_keys[i] + 1);
+    about_bias = alone = unseen = false;
     least_dim = FULL;
     run_problems(FIRST_FULL_PROBLEM, FIRST_FULL_PROBLEM + FULL_PROBLEMS);
     least_dim = WIDE;
@@ -484,7 +493,8 @@ int main(int argc, char **argv)
     test_begin();
     const bool searching = sample_begin(argc > 1);
     if (argc > 3) least_dim = atoll(argv[3]);
-    alone = argc > 4 && argv[4][0] == 'l';
+    unseen = argc > 4 && argv[4][0] == 'u';
+    alone = argc > 4 && (argv[4][0] == 'l' || unseen);
     about_bias = argc > 4 && (argv[4][0] == 'b' || alone);
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
