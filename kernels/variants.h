@@ -477,6 +477,12 @@ VARIANT_16BIT(backward_sm90_finish_d256, .file = "backward_sm90/finish", .kernel
               .head_dim = 256)
 END(backward_finish, sm90)
 
+/* Where blocks leave their dS: the layout is that of every head dim. */
+FAMILY(backward_dbias, sm90)
+VARIANT_16BIT(backward_sm90_dbias, .file = "backward_sm90/dbias", .kernel = "backward_sm90_dbias", .architecture = 90,
+              .head_dim = 64, .options = FA_SM90_BY_ROWS, .stages = 2)
+END(backward_dbias, sm90)
+
 /* Where blocks share keys. */
 FAMILY(backward_finish_keys, sm90)
 VARIANT_16BIT(backward_sm90_finish_keys, .file = "backward_sm90/finish_keys", .kernel = "backward_sm90_finish_keys", .architecture = 90)

@@ -666,6 +666,11 @@ static void draw_position_masks(problem *p, const random_settings *settings)
         o->window_right = once_in(p, 4) ? -1 : between(p, 0, once_in(p, 2) ? 3 : p->n_k);
         say(p, " window=%lld,%lld", (long long)o->window_left, (long long)o->window_right);
     }
+    if (settings->unseen_keys) {
+        o->flags |= FA_CAUSAL | FA_DIAGONAL;
+        o->diagonal = p->n_k / 2 - p->n_q;
+        say(p, " causal diagonal=%lld", (long long)o->diagonal);
+    }
 }
 
 /* From one position to more than there are. */
@@ -1505,6 +1510,7 @@ static void make_attention(problem *p, const random_settings *settings)
             make_key_scale(p, "v_scale", &p->v_scale, &p->in.v, &p->in.options.v_scale);
     }
     p->in.rounding = ref_rounding_for(&p->in, p->out.dtype, p->lse != NULL);
+    p->in.rounding.pair_shared = p->dbias.data && p->dbias.dtype == p->in.q.dtype;
 }
 
 static void make_parts(problem *p, const random_settings *settings)

@@ -106,6 +106,7 @@ typedef struct random_settings {
         backward_alone; /* the forward in front of a backward is not compared: attend's is known to be right */
     int runs;          /* of a backward, each compared, from the same memory; 0: one */
     bool plain_scores; /* no ALiBi, bias, mask or dropout */
+    bool unseen_keys;  /* a causal mask in each problem that hides the later half of the keys */
     bool one_dtype;    /* all tensors of this type */
     fa_dtype dtype;
     fa_precision precision; /* of all problems */

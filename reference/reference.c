@@ -977,7 +977,10 @@ static void add_to_dbias(const backward *b, const query *w, int64_t j)
     const int64_t at = ref_array_index(
         dbias, dbias->shape[0] == 1 ? 0 : b->item->b, dbias->shape[1] == 1 ? 0 : b->h,
         dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
-    const double error = w->dx_error[j] + b->l->in->rounding.sum * fabs(w->dx[j]);
+    const ref_rounding *r = &b->l->in->rounding;
+    const bool shared = dbias->shape[0] < ref_batch(b->l->in) || dbias->shape[1] < b->l->heads_q;
+    double error = w->dx_error[j] + r->sum * fabs(w->dx[j]);
+    if (shared && r->pair_shared) error += r->pair * fabs(w->dx[j]) + r->pair_tiny;
     add_terms(1, w->dx[j], error, &one, &dbias->value[at], &dbias->error[at], &b->last->dbias[at]);
 }
 

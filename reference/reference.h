@@ -32,6 +32,10 @@ typedef struct ref_rounding {
         pair; /* backward: of a weight and of a score's gradient, as they are multiplied with rows of
                        * dout, q and k: half an epsilon, relatively; 0: they stay float32 */
     double pair_tiny; /* the same absolutely: what the smallest subnormal number leaves           */
+    /* dbias of q's type, an element of which is a sum over batch items or heads: each score's gradient may be rounded like
+     * a pair before it is added, because backward_sm90 adds up what it has rounded for its products. Such errors count one
+     * by one: a sum may be much smaller than what it is made of, and then they are larger than the rounding of the sum. */
+    bool pair_shared;
     /* Of queries, keys, values and dout as they are multiplied, and in backward of weights and of
      * scores' gradients, relatively: tf32's; 0: they are multiplied as they are. */
     double operand;

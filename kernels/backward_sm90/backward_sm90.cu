@@ -22,6 +22,7 @@
  */
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer.cuh"
+#include "backward_sm90/dbias_sums.cuh"
 #include "backward_sm90/joined.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/producer.cuh"
@@ -97,9 +98,15 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
             if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s);
             else if (loads) wait_for_keys(&pipe);
         } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0) {
+#if BIAS_TILE
+            if (leaves_ds(&pipe)) wait_for_room(&s);
+#endif
             store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
 #if JOINED
             count_additions(&pipe, &s);
+#endif
+#if BIAS_TILE
+            if (leaves_ds(&pipe)) count_left(&pipe, &s);
 #endif
         }
 #if BIAS_TILE
@@ -110,5 +117,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
         consume(&pipe, &p, __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP - 1, 0));
+#if BIAS_TILE
+        if (leaves_ds(&pipe)) add_left(&pipe, &p, &s);
+#endif
     }
 }

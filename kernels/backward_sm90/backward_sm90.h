@@ -17,6 +17,7 @@
  *   key_sums   of a split, and of a block's keys: a float for each key and column of dK, then of dV; of 64 keys in the same
  *          order
  *   semaphores   of a tile, where sums have one order: for each consumer's columns how many key tiles have been added
+ *   left   of a 16-bit dbias that batch items or heads share: counters, and dS of the blocks that have left it
  */
 #ifndef FA_KERNEL_BACKWARD_SM90_H
 #define FA_KERNEL_BACKWARD_SM90_H
@@ -74,13 +75,25 @@
          FA_BACKWARD_SM90_KEYS * 2 +                                                               \
      FA_BACKWARD_SM90_PADDING(persistent))
 
-/* Who makes dbias: threads by its strides, or TMA, from dS in 16 bits as products take it, or in 32 bits. */
+/* Who makes dbias: threads by its strides, or TMA, from dS in 16 bits as products take it, or in 32 bits. LEFT: dS in 16 bits is left
+ * in the workspace, and added up there (dbias_sums.cuh). */
 enum {
     FA_BACKWARD_SM90_DBIAS_BY_STRIDES,
     FA_BACKWARD_SM90_DBIAS_STORED,
+    FA_BACKWARD_SM90_DBIAS_LEFT,
     FA_BACKWARD_SM90_DBIAS_STORED_FLOATS,
     FA_BACKWARD_SM90_DBIAS_ADDED
 };
+
+/* Where blocks leave dS (dbias_sums.cuh). A unit is `blocks` blocks that follow each other: those of the same keys whose shares of
+ * dbias are added up. */
+typedef struct fa_backward_sm90_left {
+    char *ds;          /* of `room` units: of each block, head and query tile a tile of dS */
+    int32_t *counters; /* two of each unit: store warps that have left all of theirs; whether all is
+                          added up */
+    int32_t units, room, blocks;
+    int32_t summed; /* units that the last of their blocks add up; the others: dbias.cu */
+} fa_backward_sm90_left;
 
 /* The second parameter of all three. */
 typedef struct fa_backward_sm90_params {
@@ -94,7 +107,7 @@ typedef struct fa_backward_sm90_params {
         heads_together; /* key/value heads of the batch whose blocks take turns; 1: head follows head */
     int32_t
         splits; /* blocks that share the keys of a key/value head, each with some of the query heads */
-    int32_t keys, head_dim, value_dim; /* of a block; of its sums. For finish_keys */
+    int32_t keys, head_dim, value_dim; /* of a block; columns of its sums */
     float *key_sums;                   /* NULL: there is one split */
     fa_sm90_map bias, dbias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step, dbias_step;
@@ -111,6 +124,8 @@ typedef struct fa_backward_sm90_params {
     int32_t units, units_together; /* all; those whose blocks follow each other */
     int32_t unit_heads;            /* query heads of a unit */
     int32_t slices, head_slices;   /* blocks for the rows of a unit; of a query head */
+    float *delta; /* of prepare: like lse, for launches behind; NULL: nobody wants it */
+    fa_backward_sm90_left left; /* units 0: no dS is left */
 } fa_backward_sm90_params;
 
 #endif

@@ -30,8 +30,10 @@ FA_KERNEL __launch_bounds__(THREADS)
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
     ptx_wait_for_grids();
 #pragma unroll
-    for (int j = 0; j < NUM_BLOCKS / GROUPS; j++)
-        x[j] = sums[(group * (NUM_BLOCKS / GROUPS) + j) * 128];
+    for (int j = 0; j < NUM_BLOCKS / GROUPS; j++) {
+        const int block = group * (NUM_BLOCKS / GROUPS) + j;
+        x[j] = 8 * block < p.a.d ? sums[block * 128] : make_float4(0, 0, 0, 0);
+    }
     /* Without a share of any block nobody has stored the sums: they count as 0. */
     const bool none = s.first_stored && s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES] == 0;
     __syncthreads();

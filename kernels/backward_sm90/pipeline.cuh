@@ -12,6 +12,7 @@
  *   work_full, _empty     WORKS descriptions of work      scheduler warp         all other roles
  *   k_empty, v_empty      the next keys, values           both consumers         load warp
  *   bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
+ *   left                  all of dS, in the workspace     store warps            -
  *
  * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored
  * before a turn is read behind it. Where there are two, consumer 0 stores dS while consumer 1 may
@@ -39,6 +40,8 @@ typedef struct shared_state {
 #endif
 #if BIAS_TILE
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
+    uint64_t left;  /* where consumers wait until the store warps have left all of dS */
+    bool adds_left; /* this block is the last of its unit (dbias_sums.cuh) */
 #endif
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
@@ -90,6 +93,17 @@ FA_DEVICE bool shares_dbias(const pipeline *pipe)
 #endif
 }
 
+/* Whether dS is left in the workspace. */
+FA_DEVICE bool leaves_ds(const pipeline *pipe)
+{
+#if BIAS_TILE
+    return pipe->dbias_mapped == FA_BACKWARD_SM90_DBIAS_LEFT;
+#else
+    (void)pipe;
+    return false;
+#endif
+}
+
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
@@ -120,7 +134,8 @@ enum {
     NAMED_BARRIER_BLOCK, /* of __syncthreads */
     NAMED_BARRIER_ISSUE, /* of consumer 0, then of consumer 1: where it waits until it may issue products */
     NAMED_BARRIER_DS =
-        NAMED_BARRIER_ISSUE + CONSUMERS /* where consumer 0 waits until dS has been read */
+        NAMED_BARRIER_ISSUE + CONSUMERS, /* where consumer 0 waits until dS has been read */
+    NAMED_BARRIER_CONSUMERS
 };
 
 FA_DEVICE void init_barriers(shared_state *state)
@@ -129,6 +144,10 @@ FA_DEVICE void init_barriers(shared_state *state)
     for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
 #endif
     state->num_cleared = 0;
+#if BIAS_TILE
+    state->adds_left = false;
+    ptx_mbarrier_init(&state->left, STORE_WARPS);
+#endif
     ptx_mbarrier_init(&state->k_loaded, 1);
     ptx_mbarrier_init(&state->v_loaded, 1);
     ptx_mbarrier_init(&state->k_full, 1);

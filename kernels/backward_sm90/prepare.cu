@@ -60,6 +60,25 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float
     }
 }
 
+/* Delta of the tile's rows, for launches that want it, as the block has prepared it. */
+FA_DEVICE void leave_delta(const fa_backward_params *p, const fa_tile *t, const float *rows,
+                           float *delta)
+{
+    const int row = (int)threadIdx.x;
+    const int64_t i = t->first + row;
+    if (row >= QUERIES || i >= t->room_q) return;
+    const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
+    delta[at] = rows[QUERIES + FA_BACKWARD_SM90_ROW_AT(row)] *
+                (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT));
+}
+
+FA_DEVICE void clear_counters(const fa_backward_sm90_left *left)
+{
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < 2 * left->units;
+         i += (int64_t)gridDim.x * THREADS)
+        left->counters[i] = 0;
+}
+
 FA_KERNEL __launch_bounds__(THREADS)
     backward_sm90_prepare(const __grid_constant__ fa_backward_params p,
                           const __grid_constant__ fa_backward_sm90_params s)
@@ -70,10 +89,13 @@ FA_KERNEL __launch_bounds__(THREADS)
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
     ptx_let_next_grid_start();
     if (s.next_work && blockIdx.x == 0 && threadIdx.x == 0) *s.next_work = 0;
+    if (s.left.units > 0) clear_counters(&s.left);
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
+    const int vectors = p.dq.data && !s.first_stored ? s.head_dim * (QUERIES / 4) : 0;
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
-        if (p.dq.data && !s.first_stored) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
+        if (i * THREADS + (int)threadIdx.x < vectors)
+            sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
     if (s.semaphores && threadIdx.x < FA_BACKWARD_SM90_SEMAPHORES)
         s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();
@@ -83,4 +105,7 @@ FA_KERNEL __launch_bounds__(THREADS)
         for (int from = 0; from < QUERIES; from += ROWS_OF_LANE * (THREADS / LANES))
             prepare_vectors(&p, &tile, rows, from);
     } else prepare_rows(&p, &tile, rows);
+    if (!s.delta) return;
+    __syncthreads();
+    leave_delta(&p, &tile, rows, s.delta);
 }

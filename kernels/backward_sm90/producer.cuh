@@ -6,6 +6,7 @@
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 
 #include "backward_sm90/config.cuh"
+#include "backward_sm90/dbias_sums.cuh"
 #include "backward_sm90/keys.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/work.cuh"
@@ -444,17 +445,22 @@ FA_DEVICE void produce_bias(const pipeline *pipe, const fa_backward_sm90_params 
 
 #endif
 
-/* A consumer's half of dS of a tile, rounded as products take it, becomes its elements of dbias: those that dbias has. */
+/* A consumer's half of dS of a tile, rounded as products take it, becomes its elements of dbias: those that dbias has. Or it is left
+ * for the sums of its unit. */
 FA_DEVICE void store_dbias(const pipeline *pipe, const fa_backward_sm90_params *s,
                            const tile_cursor *at, int consumer)
 {
 #if BIAS_TILE
     const block_work *w = work_of(pipe);
-    if (pipe->dbias_mapped != FA_BACKWARD_SM90_DBIAS_STORED || at->count >= w->tiles) return;
+    const char *ds = pipe->buffers + DS_AT + ds_buffer(at->count) * DS_BYTES + consumer * Q_BLOCK;
+    if (at->count >= w->tiles) return;
+    if (leaves_ds(pipe)) {
+        ptx_bulk_store(left_tile(s, w, at->head, at->tile) + consumer * Q_BLOCK, ds, Q_BLOCK);
+        return;
+    }
+    if (pipe->dbias_mapped != FA_BACKWARD_SM90_DBIAS_STORED) return;
     const score_box box = find_box(w, &s->dbias_step, at, consumer);
-    ptx_tma_store_4d(&s->dbias,
-                     pipe->buffers + DS_AT + ds_buffer(at->count) * DS_BYTES + consumer * Q_BLOCK,
-                     box.key, box.query, box.head, box.batch);
+    ptx_tma_store_4d(&s->dbias, ds, box.key, box.query, box.head, box.batch);
 #else
     (void)pipe, (void)s, (void)at, (void)consumer;
 #endif

@@ -57,6 +57,17 @@ FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
 
 FA_DEVICE void ptx_counter_add(int32_t *counter) { ptx_semaphore_add(counter); }
 
+/* The same; returns how often it had been added to, and sees what was visible to those who did. */
+FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
+{
+    int32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(counter))
+                 : "memory");
+    return before;
+}
+
 #endif
 
 #endif

@@ -104,6 +104,12 @@ FA_DEVICE void ptx_bulk_store(void *global, const void *shared, int bytes)
                  : "memory");
 }
 
+/* Brings bytes, a multiple of 16, to the second-level cache. */
+FA_DEVICE void ptx_bulk_prefetch(const void *global, int bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 /* Ends a group of this thread's copies to global memory. */
 FA_DEVICE void ptx_bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

@@ -62,6 +62,7 @@ typedef struct fa_cuda_backward_sm90_launch {
     int dbias_mapped;            /* of dbias or its sums: FA_BACKWARD_SM90_DBIAS_... */
     int64_t q_tiles;             /* query tiles of a head in the workspace */
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
+    size_t delta_offset;         /* of prepare: where it leaves delta; 0: nobody wants it */
     bool ordered;                /* sums have one order, by semaphores. Then: */
     bool first_stored;           /* as in fa_backward_sm90_params */
     int64_t heads_ascending;     /* the same */
@@ -71,6 +72,11 @@ typedef struct fa_cuda_backward_sm90_launch {
     int splits;                             /* the same: */
     int keys, head_dim, value_dim;
     size_t key_sums_offset;
+    struct {
+        size_t offset; /* of the counters, behind which dS is left; in the workspace */
+        int32_t units, room, blocks,
+            summed; /* as in fa_backward_sm90_left; units 0: none is left */
+    } left;
     /* Of a joined variant, as in fa_backward_sm90_params; units 0: of another one. */
     size_t counters_offset;
     int32_t units, units_together, unit_heads, slices, head_slices;
@@ -90,12 +96,14 @@ typedef struct fa_cuda_backward_sm80_launch {
 } fa_cuda_backward_sm80_launch;
 
 /* Who makes dbias, the gradient of the bias: a kernel of its own, or that of the other gradients. That one stores dS where each
- * element of dbias belongs to one score; else it adds, in float32, to dbias itself or to sums in the workspace. */
+ * element of dbias belongs to one score; else it adds, in float32, to dbias itself or to sums in the workspace, or leaves dS in
+ * the workspace and adds it up there. */
 typedef enum fa_cuda_dbias {
     FA_CUDA_DBIAS_ALONE,
     FA_CUDA_DBIAS_STORED,
     FA_CUDA_DBIAS_ADDED,
-    FA_CUDA_DBIAS_SUMMED
+    FA_CUDA_DBIAS_SUMMED,
+    FA_CUDA_DBIAS_LEFT
 } fa_cuda_dbias;
 
 /* One launch of a kernel. */

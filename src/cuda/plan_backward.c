@@ -203,7 +203,8 @@ bool fa_cuda_add_dbias_clear(const fa_cuda_planning *x, fa_cuda_dbias dbias)
     const fa_problem *p = x->problem;
     const bool all_seen =
         !p->causal && p->window_left < 0 && p->window_right < 0 && !fa_cuda_has_own_lengths(p);
-    if (dbias == FA_CUDA_DBIAS_ALONE || (dbias == FA_CUDA_DBIAS_STORED && all_seen)) return true;
+    if (dbias == FA_CUDA_DBIAS_ALONE || dbias == FA_CUDA_DBIAS_LEFT) return true;
+    if (dbias == FA_CUDA_DBIAS_STORED && all_seen) return true;
     return add_dbias_rows(x, FA_VARIANT_backward_dbias_clear);
 }
 
@@ -218,14 +219,17 @@ bool fa_cuda_add_dbias_round(const fa_cuda_planning *x, fa_cuda_dbias dbias, siz
     return true;
 }
 
-bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *x, fa_cuda_dbias by_others)
+bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *x, fa_cuda_dbias by_others,
+                              size_t *delta_offset)
 {
     const fa_problem *p = x->problem;
     const bool dbias = p->dbias.data && by_others == FA_CUDA_DBIAS_ALONE, dsinks = p->dsinks;
+    const size_t offset = x->plan->workspace_bytes;
+    if (delta_offset) *delta_offset = dbias || dsinks ? offset : 0;
     if (!p->bias.data && !p->sinks) return true;
-    x->plan->workspace_bytes += delta_bytes(p);
-    return (!dbias && !dsinks) ||
-           (add_delta(x) && (!dbias || add_dbias(x)) && (!dsinks || add_dsinks(x)));
+    x->plan->workspace_bytes = offset + delta_bytes(p);
+    if (!dbias && !dsinks) return true;
+    return (delta_offset || add_delta(x)) && (!dbias || add_dbias(x)) && (!dsinks || add_dsinks(x));
 }
 
 const fa_cuda_family fa_cuda_backward_simt = {

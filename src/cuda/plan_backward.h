@@ -40,7 +40,9 @@ bool fa_cuda_add_dbias_round(const fa_cuda_planning *planning, fa_cuda_dbias dbi
 bool fa_cuda_refuse_wide_backward(const fa_problem *problem, char *why, size_t size);
 
 /* Adds what the gradients of a bias and of sinks take: delta behind the workspace so far, if there is one of them, and
- * launches for those that are wanted. A workspace is asked for before that is known. */
-bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *planning, fa_cuda_dbias dbias);
+ * launches for those that are wanted. A workspace is asked for before that is known. delta_offset: where an earlier launch is to
+ * leave delta, 0: nobody wants it; NULL: a launch is added for that. */
+bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *planning, fa_cuda_dbias dbias,
+                              size_t *delta_offset);
 
 #endif

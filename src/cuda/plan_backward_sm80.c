@@ -260,7 +260,7 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
     main->tile_q = v->queries;
     plan_workspace(x, prepare, main, with);
     if (finish) finish->idle = finish->idle || !p->dq.data;
-    return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE);
+    return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE, NULL);
 }
 
 /* What none of the variants does, whatever its element type. */

@@ -19,6 +19,12 @@ static fa_view dbias_rows(const fa_problem *p, const fa_cuda_plan_launch *l)
     return fa_cuda_score_rows(l->dbias == FA_CUDA_DBIAS_SUMMED ? &sums : &p->dbias);
 }
 
+static bool has_dbias_map(const fa_cuda_backward_sm90_launch *x)
+{
+    return x->dbias_mapped != FA_BACKWARD_SM90_DBIAS_BY_STRIDES &&
+           x->dbias_mapped != FA_BACKWARD_SM90_DBIAS_LEFT;
+}
+
 /* The maps of the bias and of dbias, of those that have one. */
 static bool set_score_maps(const fa_problem *p, const fa_cuda_plan_launch *l,
                            fa_cuda_encoder *encode, fa_backward_sm90_params *params,
@@ -34,8 +40,27 @@ static bool set_score_maps(const fa_problem *p, const fa_cuda_plan_launch *l,
     params->dbias_step = fa_cuda_map_steps(&dbias);
     return fa_cuda_encode_maps(&x->maps[4], (fa_sm90_map *[]){&params->bias}, x->bias_mapped,
                                encode, fault) &&
-           fa_cuda_encode_maps(&dbias_map, (fa_sm90_map *[]){&params->dbias}, x->dbias_mapped != 0,
+           fa_cuda_encode_maps(&dbias_map, (fa_sm90_map *[]){&params->dbias}, has_dbias_map(x),
                                encode, fault);
+}
+
+/* Bytes of the counters. */
+static size_t left_counter_bytes(int64_t units)
+{
+    return ((size_t)units * 2 * sizeof(int32_t) + 255) / 256 * 256;
+}
+
+static void set_left(const fa_problem *p, const fa_cuda_backward_sm90_launch *x,
+                     fa_backward_sm90_left *left)
+{
+    char *at = (char *)p->workspace + x->left.offset;
+    *left = (fa_backward_sm90_left){.units = x->left.units,
+                                    .room = x->left.room,
+                                    .blocks = x->left.blocks,
+                                    .summed = x->left.summed};
+    if (x->left.units == 0) return;
+    left->counters = (int32_t *)(void *)at;
+    left->ds = at + left_counter_bytes(x->left.units);
 }
 
 bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
@@ -52,6 +77,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->q_tiles = x->q_tiles;
     params->sums = (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
+    params->delta = x->delta_offset ? (float *)(void *)(workspace + x->delta_offset) : NULL;
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->first_stored = x->first_stored;
     params->next_work =
@@ -62,6 +88,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->unit_heads = x->unit_heads;
     params->slices = x->slices;
     params->head_slices = x->head_slices;
+    set_left(p, x, &params->left);
     params->heads_ascending = x->heads_ascending;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
@@ -209,6 +236,12 @@ static int find_smem(const fa_variant *v)
                                               v->options, v->dq_buffers, v->persistent);
 }
 
+/* Whether there is a tile of a bias in its shared memory. */
+static bool has_bias_tile(const fa_variant *v)
+{
+    return !is_wide(v) && FA_BACKWARD_SM90_BIAS_TILE(v->head_dim, v->stages, v->options);
+}
+
 /* How TMA can store dbias, or add to it or to its sums. */
 static int map_dbias(const fa_problem *p, fa_cuda_dbias by, fa_tensor_map_shape *map)
 {
@@ -216,6 +249,7 @@ static int map_dbias(const fa_problem *p, fa_cuda_dbias by, fa_tensor_map_shape 
     const fa_view v = fa_cuda_score_rows(by == FA_CUDA_DBIAS_SUMMED ? &sums : &p->dbias);
     const int64_t *n = p->dbias_shape;
     const bool stores = by == FA_CUDA_DBIAS_STORED;
+    if (by == FA_CUDA_DBIAS_LEFT) return FA_BACKWARD_SM90_DBIAS_LEFT;
     if (by == FA_CUDA_DBIAS_ALONE || v.stride[3] != 1) return FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
     if (v.dtype != FA_FLOAT32 && v.dtype != p->q.dtype) return FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
     /* TMA stores whole 16 bytes, also behind the end of a row. */
@@ -231,8 +265,11 @@ static int map_dbias(const fa_problem *p, fa_cuda_dbias by, fa_tensor_map_shape 
  * cache. */
 static void plan_shared_bias(const fa_problem *p, fa_cuda_backward_sm90_launch *own)
 {
-    const bool by_items = fa_cuda_is_broadcast(&p->bias, 0) && p->batch > 1;
-    const bool by_heads = fa_cuda_is_broadcast(&p->bias, 1) && p->heads_kv > 1;
+    const bool left = own->left.units > 0; /* then a unit's blocks follow each other */
+    const bool by_items =
+        left ? p->dbias_shape[0] < p->batch : fa_cuda_is_broadcast(&p->bias, 0) && p->batch > 1;
+    const bool by_heads = left ? p->dbias_shape[1] < p->heads_q
+                               : fa_cuda_is_broadcast(&p->bias, 1) && p->heads_kv > 1;
     if ((!own->bias_mapped && !own->dbias_mapped) || own->ordered || p->cu_seqlens_q) return;
     if (by_heads) own->heads_together = p->heads_kv * own->splits * (by_items ? p->batch : 1);
     else if (by_items) own->items_together = p->batch;
@@ -242,11 +279,83 @@ static void plan_shared_bias(const fa_problem *p, fa_cuda_backward_sm90_launch *
 static void map_scores(const fa_problem *p, const fa_variant *v, fa_cuda_dbias dbias,
                        fa_cuda_backward_sm90_launch *own)
 {
-    const bool has_tile =
-        !is_wide(v) && FA_BACKWARD_SM90_BIAS_TILE(v->head_dim, v->stages, v->options);
+    const bool has_tile = has_bias_tile(v);
     own->bias_mapped = has_tile && fa_cuda_map_bias(p, &own->maps[4]);
     own->dbias_mapped =
         has_tile ? map_dbias(p, dbias, &own->maps[5]) : FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
+}
+
+/* How many blocks, or clusters of them, the device runs at once. */
+static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
+{
+    return (device->multiprocessors + count_blocks(v) - 1) / count_blocks(v);
+}
+
+/* How many blocks, or clusters, share the keys of a key/value head. room: how many run at once.
+ * Under a causal mask the first keys are seen by twice as many queries as the average, which six
+ * blocks for each multiprocessor even out. Without a mask it matters how full the last round of
+ * blocks is. The sums that blocks leave take at most the memory that 16-bit gradients for each
+ * query head would. */
+static int count_splits(const fa_problem *p, int64_t tasks, int64_t room)
+{
+    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
+    const int64_t rounds = (tasks + room - 1) / room;
+    const bool full = tasks * 10 >= rounds * room * 9;
+    const int64_t wanted = p->causal ? 6 * room : full ? tasks : 4 * room;
+    if (tasks == 0 || p->batch_invariant) return 1;
+    int64_t splits = 1;
+    for (int64_t i = 2; i <= group / 2 && tasks * splits < wanted; i++)
+        if (group % i == 0) splits = i;
+    return (int)splits;
+}
+
+/* Blocks that leave their dS, if dbias is to be summed and has the type of q, all sequences are equally long, and the memory of
+ * sums in float32 has room for 7/4 of the blocks that run at once: a block waits until the unit in whose
+ * place it leaves dS has been added up, which takes some 0.06 of the time that its blocks took, one after the other, and while
+ * they run nothing of theirs is. */
+static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
+                      fa_cuda_backward_sm90_launch *own)
+{
+    const bool by_items = p->dbias_shape[0] < p->batch, by_heads = p->dbias_shape[1] < p->heads_q;
+    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, find_keys(v)),
+                  q_tiles = fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES),
+                  room = count_takers(v, device), tasks = tiles * p->heads_kv * p->batch;
+    if (!has_bias_tile(v) || p->dbias.dtype != p->q.dtype || fa_cuda_has_own_lengths(p) ||
+        tasks == 0 || q_tiles == 0)
+        return false;
+    const int64_t splits = count_splits(p, tasks, room),
+                  heads = p->heads_q / (p->heads_kv * splits);
+    const int64_t blocks = (by_heads ? p->heads_kv * splits : 1) * (by_items ? p->batch : 1);
+    const int64_t units = tasks * splits / blocks;
+    const int64_t bytes = blocks * heads * q_tiles * FA_BACKWARD_SM90_QUERIES *
+                          FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
+    const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) - (int64_t)left_counter_bytes(units);
+    const int64_t fit = memory > 0 ? memory / bytes : 0, last = (room + blocks - 1) / blocks;
+    if (units > INT32_MAX / 2 || fit < 2 || fit * blocks * 4 < room * 7) return false;
+    own->left.units = (int32_t)units;
+    own->left.blocks = (int32_t)blocks;
+    own->left.room = (int32_t)(fit < units ? fit : units);
+    own->left.summed = (int32_t)(last < own->left.room ? units - last : units - own->left.room);
+    return true;
+}
+
+/* The launch that adds up what the last units have left. */
+static bool add_left_sums(const fa_cuda_planning *x, const fa_variant *v,
+                          const fa_cuda_plan_launch *main, const fa_cuda_backward_sm90_launch *own)
+{
+    const fa_problem *p = x->problem;
+    const fa_variant *sums = &fa_variants[FA_FIRST_backward_dbias_sm90];
+    if (own->left.units == 0) return true;
+    while (sums->element != v->element) sums++;
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(sums, FA_BACKWARD_SM90_PASS_THREADS, 0, queue_sm90,
+                                              x->device, x->plan, x->why, x->size);
+    if (!l) return false;
+    const int64_t heads = p->dbias_shape[1] == 1 ? 1 : p->heads_q / (p->heads_kv * own->splits);
+    fa_cuda_set_tasks(l, main->tiles, main->tasks);
+    l->tile_q = FA_BACKWARD_SM90_QUERIES;
+    l->tile_k = own->keys;
+    l->grid = fa_cuda_grid((own->left.units - own->left.summed) * own->q_tiles * heads);
+    return true;
 }
 
 static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[4])
@@ -256,12 +365,6 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, keys);
     fa_cuda_map_view(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, keys);
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
-}
-
-/* How many blocks, or clusters of them, the device runs at once. */
-static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
-{
-    return (device->multiprocessors + count_blocks(v) - 1) / count_blocks(v);
 }
 
 /* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
@@ -391,24 +494,6 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
     return true;
 }
 
-/* How many blocks, or clusters, share the keys of a key/value head. room: how many run at once.
- * Under a causal mask the first keys are seen by twice as many queries as the average, which six
- * blocks for each multiprocessor even out. Without a mask it matters how full the last round of
- * blocks is. The sums that blocks leave take at most the memory that 16-bit gradients for each
- * query head would. */
-static int count_splits(const fa_problem *p, int64_t tasks, int64_t room)
-{
-    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
-    const int64_t rounds = (tasks + room - 1) / room;
-    const bool full = tasks * 10 >= rounds * room * 9;
-    const int64_t wanted = p->causal ? 6 * room : full ? tasks : 4 * room;
-    if (tasks == 0 || p->batch_invariant) return 1;
-    int64_t splits = 1;
-    for (int64_t i = 2; i <= group / 2 && tasks * splits < wanted; i++)
-        if (group % i == 0) splits = i;
-    return (int)splits;
-}
-
 /* Sums of splits are behind the workspace so far. */
 static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                         fa_cuda_plan_launch *main, fa_cuda_plan *plan,
@@ -459,6 +544,8 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         return false;
     const fa_variant *v = find_variant(p, plan->family);
     map_tensors(p, find_block_keys(v), own.maps);
+    own.left.units = own.left.room = own.left.blocks = own.left.summed = 0;
+    if (dbias == FA_CUDA_DBIAS_SUMMED && plan_left(p, v, device, &own)) dbias = FA_CUDA_DBIAS_LEFT;
     map_scores(p, v, dbias, &own);
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
@@ -487,6 +574,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_set_key_tasks(p, find_keys(v), main);
     main->tile_q = FA_BACKWARD_SM90_QUERIES;
     own.q_tiles = prepare->tiles;
+    own.delta_offset = 0;
     own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
@@ -500,8 +588,10 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     if (!plan_joined(p, v, device, prepare, main, plan, &own, why, size)) return false;
     plan_shared_bias(p, &own);
     if (!add_finish_keys(&x, v, main, &own)) return false;
+    if (!add_left_sums(&x, v, main, &own)) return false;
     const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
-    if (dbias == FA_CUDA_DBIAS_SUMMED)
+    own.left.offset = sums_offset;
+    if (dbias == FA_CUDA_DBIAS_SUMMED || dbias == FA_CUDA_DBIAS_LEFT)
         plan->workspace_bytes = sums_offset + fa_cuda_dbias_sum_bytes(p);
     for (int i = 0; i < plan->count; i++) {
         plan->launches[i].backward_sm90 = own;
@@ -510,7 +600,12 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     /* Only behind prepare, which does not overlap what is in front of it: main reads keys before it
      * waits. */
     main->overlaps = !is_wide(v) && !prepare->idle;
-    return fa_cuda_add_dbias_round(&x, dbias, sums_offset) && fa_cuda_add_dbias_dsinks(&x, dbias);
+    if (!fa_cuda_add_dbias_round(&x, dbias, sums_offset)) return false;
+    if (v->joined) return fa_cuda_add_dbias_dsinks(&x, dbias, NULL);
+    size_t *const delta_offset = &prepare->backward_sm90.delta_offset;
+    if (!fa_cuda_add_dbias_dsinks(&x, dbias, delta_offset)) return false;
+    prepare->workspace_bytes = plan->workspace_bytes;
+    return true;
 }
 
 /* Sums of dbias are made where the workspace has room for them: fa_workspace_size, which does not know dbias, does not count them. */

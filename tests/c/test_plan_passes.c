@@ -663,8 +663,10 @@ static void test_sm90(void)
     p.sinks = slopes;
     p.dsinks = (float *)(void *)memory;
     s = plan_of(&p, &devices[H200]);
-    CHECK(s.count == 5 && FIND(&s, backward_dsinks_simt) && s.workspace_bytes == bytes + delta,
+    CHECK(s.count == 4 && FIND(&s, backward_dsinks_simt) && s.workspace_bytes == bytes + delta,
           "dsinks: %d launches, %zu bytes", s.count, s.workspace_bytes);
+    CHECK(s.launches[0].backward_sm90.delta_offset == s.launches[3].workspace_offset,
+          "delta is left elsewhere");
     for (int i = 3; i < s.count; i++)
         CHECK(s.launches[i].workspace_offset + s.launches[i].workspace_bytes == s.workspace_bytes &&
                   s.launches[i].workspace_bytes == delta,

@@ -12,8 +12,9 @@
  * persistent blocks do twice, or joined launches. Where they are asked for, several blocks run side by side the second time, and
  * share the work tiles, or wait for each other.
  *
- * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias", "persistent" or
- * "joined" for such problems; then the runs of each variant are printed.
+ * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias", "left" (the same on a
+ * device with one multiprocessor), "unseen" (the same with keys that no query sees), "persistent" or "joined" for such problems;
+ * then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -43,6 +44,13 @@ static const int64_t with_options[] = {
  * batch items that take turns. */
 static const int64_t with_dbias[] = {62,  66,  103, 130, 162, 165, 167, 171, 275,
                                      306, 435, 449, 463, 500, 542, 543, 554, 1363};
+
+/* The same where blocks leave dS, on a device with one multiprocessor. */
+static const int64_t with_left_ds[] = {262,  2368, 2436, 3330,  4688,  5334,  5344,  6725,  8551,
+                                       8738, 9170, 9556, 11858, 12307, 17104, 18242, 18848, 18950};
+
+/* The same where no query sees the later keys of each item: their blocks leave nothing. */
+static const int64_t with_unseen_keys[] = {17987};
 
 enum {
     PROBLEMS = 160,
@@ -97,8 +105,11 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 static int runs[FA_VARIANTS];
 /* Of head dims to 64, and above: TMA loaded a bias; who made dbias, FA_BACKWARD_SM90_DBIAS_... */
 static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
+static int rooms_waited_for; /* runs whose blocks wait for room to leave dS */
 static int64_t least_dim;
 static bool about_bias; /* problems are of that class */
+static bool alone;      /* there is one multiprocessor */
+static bool unseen;     /* nobody sees the later keys */
 static const fa_cuda_family
     *few; /* of both runs; NULL: of the second one persistent blocks, where they can */
 /* An H200, or one with few multiprocessors, for which plans are made otherwise. */
@@ -113,6 +124,7 @@ typedef struct machine {
     int64_t number;
     bool otherwise;     /* the second one */
     bool ordered;       /* sums of dq have one order */
+    bool leaves_ds;     /* dbias has one order, too */
     bool compared;      /* this run; what comes behind it is a batch item alone */
     char *first;        /* what the first one left in all buffers */
     ref_buffers memory; /* what kernels may touch */
@@ -120,9 +132,19 @@ typedef struct machine {
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
-/* All orders and delays; a slow warp, often one of the three that load or store. */
-static void vary(cuda_run *run, const machine *m, const fa_variant *v)
+static bool is_main(const fa_cuda_plan_launch *l);
+
+/* Whether blocks wait for blocks of lower numbers, to leave their dS where these have. */
+static bool waits_for_room(const fa_cuda_plan_launch *l)
 {
+    return is_main(l) && l->backward_sm90.left.room < l->backward_sm90.left.units;
+}
+
+/* All orders and delays; a slow warp, often one of the three that load or store. */
+static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
+{
+    const fa_variant *v = &fa_variants[l->variant];
+    const bool in_order = m->ordered || v->joined || waits_for_room(l);
     const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
     const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
     const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
@@ -130,11 +152,11 @@ static void vary(cuda_run *run, const machine *m, const fa_variant *v)
     run->backwards = varied & 1;
     run->late_copies = varied & 2;
     run->late_products = varied & 4;
-    run->last_block_first = m->otherwise && !m->ordered && !v->joined;
+    run->last_block_first = m->otherwise && !in_order;
     if (!m->otherwise) return;
-    if (m->ordered || v->persistent || v->joined)
+    if (in_order || v->persistent)
         run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
-    run->first_block_slow = v->joined && bits >> 44 & 1;
+    run->first_block_slow = (v->joined || waits_for_room(l)) && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
@@ -147,6 +169,12 @@ static bool is_shared(const fa_cuda_plan_launch *l)
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
         if (l->variant == shared[i]) return true;
     return false;
+}
+
+/* The launch that multiplies. */
+static bool is_main(const fa_cuda_plan_launch *l)
+{
+    return !is_shared(l) && l->threads == FA_BACKWARD_SM90_THREADS;
 }
 
 static void launch(const machine *m, const fa_cuda_plan_launch *l, const parameters *params)
@@ -165,17 +193,18 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .overlaps = l->overlaps,
                     .units = &hopper_units};
     if (!run.kernel) abort();
-    vary(&run, m, &fa_variants[l->variant]);
+    vary(&run, m, l);
     snprintf(name, sizeof name,
              "number %lld: %s, %s, %s copies, %s products, lanes %x of warp %u slow",
              (long long)m->number, fa_variants[l->variant].name,
              run.backwards ? "backwards" : "forwards", run.late_copies ? "late" : "early",
              run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
     runs[l->variant]++;
-    if (!is_shared(l) && run.threads == FA_BACKWARD_SM90_THREADS) {
+    if (is_main(l)) {
         const bool above = fa_variants[l->variant].head_dim > 64;
         biases_by_tma[above] += l->backward_sm90.bias_mapped;
         dbias_by[above][l->backward_sm90.dbias_mapped]++;
+        rooms_waited_for += waits_for_room(l);
     }
     cuda_run_kernel(&run);
 }
@@ -212,9 +241,9 @@ static fa_status run_in_workspace(machine *m, fa_problem *p, const fa_cuda_plan 
 /* ---- Problems -------------------------------------------------------------------------------- */
 
 /* Whether blocks add to it. */
-static bool is_sum(const char *name)
+static bool is_sum(const machine *m, const char *name)
 {
-    return strcmp(name, "dq") == 0 || strcmp(name, "dbias") == 0;
+    return strcmp(name, "dq") == 0 || (strcmp(name, "dbias") == 0 && !m->leaves_ds);
 }
 
 /* The first run's outputs are kept, and the second's are compared with them. */
@@ -232,7 +261,7 @@ static fa_status compare_runs(machine *m, const random_call *call, char *message
     for (int i = 0; i < call->buffers->count; first += call->buffers->list[i++].reserved) {
         const ref_buffer *b = &call->buffers->list[i];
         if (memcmp(first, b->base, b->reserved) == 0) continue;
-        if (is_sum(b->name) && !m->ordered) {
+        if (is_sum(m, b->name) && !m->ordered) {
             rounded_otherwise++;
             continue;
         }
@@ -310,6 +339,14 @@ static void *keep_queries(const ref_buffers *buffers, char *kept)
     return kept;
 }
 
+/* Room for one unit, the least that the kernel can do with: then the blocks of each unit wait for those of the unit before. */
+static void leave_little_room(fa_cuda_plan *plan)
+{
+    for (int i = 0; i < plan->count; i++)
+        if (plan->launches[i].backward_sm90.left.units > 0)
+            plan->launches[i].backward_sm90.left.room = 1;
+}
+
 static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
 {
     if (m->otherwise != call->run) m->compared = false;
@@ -325,6 +362,10 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
+    if (alone && m->otherwise) leave_little_room(&plan); /* summed is one less than units */
+    m->leaves_ds = false;
+    for (int i = 0; i < plan.count; i++)
+        m->leaves_ds |= is_main(&plan.launches[i]) && plan.launches[i].backward_sm90.left.units > 0;
     m->memory = *call->buffers;
     char *const kept = keep_queries(call->buffers, NULL);
     poison_blind_queries(call);
@@ -339,10 +380,11 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
     uint64_t other = 0;
     for (int i = 0; i < plan->count; i++) {
         const fa_cuda_plan_launch *l = &plan->launches[i];
-        if (l->idle || is_shared(l) || l->threads != FA_BACKWARD_SM90_THREADS) continue;
+        if (l->idle || !is_main(l)) continue;
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
         other |= 1u << (above + l->backward_sm90.dbias_mapped);
         other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
+        other |= (uint64_t)waits_for_room(l) << (above + 6);
     }
     return p->bias.data ? other : 0;
 }
@@ -389,12 +431,14 @@ static bool run_problem(machine *m)
                             : focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])],
         .all_passes = true,
         .backward_alone = true,
+        .unseen_keys = unseen,
         .runs = 2,
         .attend = compute,
         .wants = wants,
         .context = m};
     device = devices[H200];
-    if (m->number / 16 % 2) device.multiprocessors = few && m->number % 2 ? 1 : 3;
+    if (alone) device.multiprocessors = 1;
+    else if (m->number / 16 % 2) device.multiprocessors = few && m->number % 2 ? 1 : 3;
     random_problem_run((uint64_t)m->number, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
     CHECK(result.report.ok, "number %lld, run %d: %s\n  %s", (long long)m->number, m->otherwise + 1,
@@ -422,7 +466,13 @@ static int run_listed(void)
     about_bias = true;
     for (size_t i = 0; i < sizeof with_dbias / sizeof *with_dbias; i++)
         run_problems(with_dbias[i], with_dbias[i] + 1);
-    about_bias = false;
+    alone = true;
+    for (size_t i = 0; i < sizeof with_left_ds / sizeof *with_left_ds; i++)
+        run_problems(with_left_ds[i], with_left_ds[i] + 1);
+    unseen = true;
+    for (size_t i = 0; i < sizeof with_unseen_keys / sizeof *with_unseen_keys; i++)
+        run_problems(with_unseen_keys[i], with_unseen_keys[i] + 1);
+    about_bias = alone = unseen = false;
     least_dim = FULL;
     run_problems(FIRST_FULL_PROBLEM, FIRST_FULL_PROBLEM + FULL_PROBLEMS);
     least_dim = WIDE;
@@ -443,7 +493,9 @@ int main(int argc, char **argv)
     test_begin();
     const bool searching = sample_begin(argc > 1);
     if (argc > 3) least_dim = atoll(argv[3]);
-    about_bias = argc > 4 && argv[4][0] == 'b';
+    unseen = argc > 4 && argv[4][0] == 'u';
+    alone = argc > 4 && (argv[4][0] == 'l' || unseen);
+    about_bias = argc > 4 && (argv[4][0] == 'b' || alone);
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
                                   : &fa_cuda_backward_sm90_persistent;
@@ -456,10 +508,13 @@ int main(int argc, char **argv)
     for (int above = 0; above < 2; above++) {
         CHECK(biases_by_tma[above] || argc > 1, "TMA loaded no bias");
         if (argc > 2)
-            printf("%5d biases by TMA, dbias by strides %d, stored %d, in 32 bits %d, added %d\n",
-                   biases_by_tma[above], dbias_by[above][0], dbias_by[above][1], dbias_by[above][2],
-                   dbias_by[above][3]);
+            printf(
+                "%5d biases by TMA, dbias by strides %d, stored %d, left %d, in 32 bits %d, added "
+                "%d\n",
+                biases_by_tma[above], dbias_by[above][0], dbias_by[above][1], dbias_by[above][2],
+                dbias_by[above][3], dbias_by[above][4]);
     }
+    CHECK(rooms_waited_for || argc > 1, "no block waited for room");
     CHECK(blind_queries || argc > 1, "all queries saw keys");
     CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
     if (argc > 2) {

@@ -25,4 +25,10 @@ FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
 
 FA_DEVICE void ptx_counter_add(int32_t *counter) { hopper_counter_add(counter); }
 
+FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
+{
+    hopper_counter_add(counter);
+    return *counter - 1;
+}
+
 #endif

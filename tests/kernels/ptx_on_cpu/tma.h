@@ -60,6 +60,8 @@ FA_DEVICE void ptx_bulk_store(void *global, const void *shared, int bytes)
     hopper_bulk_store(global, shared, bytes);
 }
 
+FA_DEVICE void ptx_bulk_prefetch(const void *global, int bytes) { (void)global, (void)bytes; }
+
 FA_DEVICE void ptx_bulk_commit(void) { hopper_bulk_commit(); }
 #define ptx_bulk_wait_read(pending) hopper_bulk_wait(pending, HOPPER_BULK_READ)
 #define ptx_bulk_wait(pending) hopper_bulk_wait(pending, HOPPER_BULK_ADDED)
