@@ -316,6 +316,7 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
     share_slice(x->memory, at->count, p->a.d, p->a.d_v);
     __syncthreads();
     if (has_scores()) consume_chunk(&p->a, w, x, at, 0);
+    else __syncthreads(); /* as share_operands */
     __syncthreads();
     add_gradients(p, s, w, x, at);
 }

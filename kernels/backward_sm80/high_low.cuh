@@ -26,7 +26,6 @@
 #include "backward_sm80/split.cuh"
 #include "backward_sm80/tile_part.cuh"
 #include "common/reduce.cuh"
-#include "ptx/barrier.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shared.cuh"
@@ -371,15 +370,15 @@ FA_DEVICE void store_parts(uint32_t row, int unit, float first, float second)
 }
 
 /* Weights and dS go to shared memory, a row for each key: for all warps, which need them for dV, dK
- * and dQ. The warps that have tiles of them meet once: all parts of scores are read then, whose place
- * weights and dS take. */
+ * and dQ. All warps meet once, those that have no tile of them as well: all parts of scores are read
+ * then, whose place weights and dS take. */
 FA_DEVICE void share_operands(uint32_t memory, const tile_part *part, const fa_weights *weights,
                               const fa_weights *ds)
 {
     const uint32_t largest = memory + LARGEST_AT;
     const fa_operands x = make_operands(part, weights, ds);
     store_largest(largest, part, &x);
-    ptx_named_barrier_sync(1, 32 * TILES_DOWN * TILES_ACROSS);
+    __syncthreads();
     const fa_operand_powers powers = load_operand_powers(largest, part);
     store_factors_of_rows(largest, part, &powers);
 #pragma unroll
