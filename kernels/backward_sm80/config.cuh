@@ -45,23 +45,23 @@
 
 /* Operands are float16 numbers, for three products and for wide heads: high parts, and low ones of
  * weights and dS, and for three products of all (high_low.cuh). */
-#define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT, SLICES)
+#define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT)
 
 /* A warp has scores of its own of such operands (own_parts.cuh). */
 #define OWN_PARTS FA_BACKWARD_SM80_HAS_OWN_PARTS(ELEMENT, SLICES)
 
 /* One product leaves half of each row without low parts. So rows of queries and dout have room for two
  * tiles, which take turns: the next one is copied while this one is multiplied. */
-#define TAKES_TURNS (HIGH_LOW && !THREE_PRODUCTS)
+#define TAKES_TURNS FA_BACKWARD_SM80_TAKES_TURNS(ELEMENT)
 
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
 
 enum {
     ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
-    VECTOR = 16 / ELEMENT_BYTES,               /* elements of a unit, which is copied at once */
-    STEP = HIGH_LOW ? 16 : 32 / ELEMENT_BYTES, /* elements of an mma step */
-    COLUMN_TILES = TF32 ? 4 : 2,               /* of 8 columns, whose rows are loaded at once */
+    VECTOR = 16 / ELEMENT_BYTES, /* elements of a unit, which is copied at once */
+    STEP = 16,                   /* elements of an mma step */
+    COLUMN_TILES = TF32 ? 4 : 2, /* of 8 columns, whose rows are loaded at once */
     THREADS = FA_BACKWARD_SM80_THREADS(WARPS),
     TILE = FA_BACKWARD_SM80_TILE,
     PARTS = TILE / QUERIES, /* of a tile of the workspace: tiles of queries */
@@ -85,6 +85,7 @@ enum {
     SCORE_PITCH = FA_BACKWARD_SM80_SCORE_PITCH(ELEMENT, QUERIES),
     DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
     TWO_HALVES = TF32 ? WARPS > 4 : SPLIT > 1, /* of the warps: one computes dQ later (is_early) */
+    Q_BUFFERS = FA_BACKWARD_SM80_ROOM(ELEMENT, STAGES), /* of queries and of dout */
     KEY_BYTES = KEYS * PITCH,
     Q_BYTES = QUERIES * PITCH,
     ROW_BYTES = QUERIES * 8,
@@ -107,7 +108,7 @@ enum {
     /* All weights and dS come from shared memory, not those of a warp's own queries from registers. */
     ALL_SHARED = HIGH_LOW && SPLIT != 1,
     /* dP waits until dV has its products: parts of weights need its registers. */
-    LATE_DP = THREE_PRODUCTS && !ALL_SHARED
+    LATE_DP = HIGH_LOW && !ALL_SHARED
 };
 static_assert(!OWN_PARTS || SCORES_ALONE || CHUNK % 16 == 0, "whole steps of a warp's own queries");
 static_assert(!OWN_PARTS || SCORES_ALONE || SPLIT == 1 || OWN_QUERIES == 16,
