@@ -1,9 +1,8 @@
 /*
- * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in tf32 or in
- * float16 parts: all
- * gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691), with
- * masks by position, lengths, and shared heads; the variants with OPTIONS also with all options of
- * the scores.
+ * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in float16
+ * parts: all gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691),
+ * with masks by position, lengths, and shared heads; the variants with OPTIONS also with all options
+ * of the scores.
  *
  *   config.cuh    the numbers of the variant          multiply.cuh   the five products
  *   layout.cuh    who has what, shared memory         slices.cuh     shared scores, of wide heads
@@ -22,7 +21,7 @@
  * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all
  * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the
  * warps before this tile's scores and by the others behind them: so one half makes weights while
- * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
+ * the other multiplies. In float32 a tile of a variant with one stage has two barriers: between them
  * this tile's copies are on their way, and dQ of the tile before is computed.
  *
  * Where warps share the products of scores, in float32 with head dims above 256, a tile has three

@@ -23,14 +23,12 @@
     "backward_sm80: ELEMENT must be FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16, FA_ELEMENT_TF32 or FA_ELEMENT_TF32X3"
 #endif
 
-/* Operands are float32 in memory. What differs from 16 bits: how rows that a product sums over are
- * loaded, and with them which columns of a gradient a thread has (multiply.cuh); and that operands
- * are rounded: keys and values in shared memory (load.cuh), weights and dS where they are made,
- * queries and dout behind each load. */
+/* Operands are float32 in memory. They are multiplied as float16 numbers, times powers of two
+ * (high_low.cuh). */
 #define TF32 (ELEMENT == FA_ELEMENT_TF32 || ELEMENT == FA_ELEMENT_TF32X3)
 
-/* Nothing is rounded: each operand is the sum of two float16 numbers, times a power of two, and a
- * product three of theirs. */
+/* Nothing is rounded: each operand is the sum of two float16 numbers, and a product three of theirs.
+ * One product has the high numbers alone, which are as exact as tf32. */
 #define THREE_PRODUCTS (ELEMENT == FA_ELEMENT_TF32X3)
 
 /* weight_sums.cu, which has scores and no gradients, defines it as 1. */
@@ -43,15 +41,15 @@
 #define SLICES 0
 #endif
 
-/* Operands are float16 numbers, for three products and for wide heads: high parts, and low ones of
- * weights and dS, and for three products of all (high_low.cuh). */
+/* Operands are float16 parts: high ones, and for three products low ones. */
 #define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT)
 
 /* A warp has scores of its own of such operands (own_parts.cuh). */
 #define OWN_PARTS FA_BACKWARD_SM80_HAS_OWN_PARTS(ELEMENT, SLICES)
 
 /* One product leaves half of each row without low parts. So rows of queries and dout have room for two
- * tiles, which take turns: the next one is copied while this one is multiplied. */
+ * tiles, which take turns: the next one is copied while this one is multiplied. So do those of dS
+ * where a warp has scores of its own. */
 #define TAKES_TURNS FA_BACKWARD_SM80_TAKES_TURNS(ELEMENT)
 
 /* Warps share the products of scores (slices.cuh). */

@@ -31,13 +31,13 @@ typedef struct fa_score_sums {
 typedef fa_scores fa_score_sums;
 #endif
 
-/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In tf32 [m][n]
- * is one, with query 8n + 2t + i in [2i + r]. */
+/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In
+ * float32 query 8n + 2t + i is in [2i + r]. */
 typedef struct fa_weights {
     uint32_t at[WEIGHT_M_TILES][WEIGHT_N_TILES][TF32 ? 4 : 2];
 } fa_weights;
 
-/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In tf32 column
+/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In float32 column
  * 32b + 4 gradient_unit(t, i) + c in [m][4b + c][2r + i]: a thread has two vectors of 32. dQ
  * likewise. */
 typedef struct fa_gradient {

@@ -1,6 +1,6 @@
 /*
- * The products of a tile by float16 parts, three for each of float32, where a warp has scores of its
- * own (head dims to 256). high_low.cuh says where parts lie and what their powers of two are.
+ * The products of a tile by float16 parts, one or three for each of float32, where a warp has scores
+ * of its own (head dims to 256). high_low.cuh says where parts lie and what their powers of two are.
  *
  *     S, dP        a sum is multiplied by the inverse powers of its key and its query
  *     dV = P^T dO  weights have the inverse powers of dO's rows; a row of them, of a key, has a power

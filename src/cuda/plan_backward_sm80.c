@@ -1,7 +1,7 @@
 /*
  * backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches.
  * The same source compiled for float32 inputs whose operands may be rounded to tf32 is the family
- * tf32, and with three products in float16 for each of float32 the family tf32x3. With sums of dQ in the
+ * tf32 (one product in float16), and with three products in float16 for each of float32 the family tf32x3. With sums of dQ in the
  * caller's dq these two are the family tf32_in_place, in two launches. tf32x3_corrected is tf32x3
  * with a launch that corrects the weights of rows with large scores.
  */
