@@ -602,17 +602,17 @@ END(backward_prepare, tf32)
 FAMILY(backward, tf32)
 VARIANT(backward_tf32_d64, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 32,
-        .keys = 128, .queries = 32, .stages = 1, .blocks = 2)
+        .keys = 128, .queries = 32, .stages = 2, .blocks = 2)
 VARIANT(backward_tf32_d64_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 32,
-        .keys = 128, .queries = 32, .stages = 1, .blocks = 2)
+        .keys = 128, .queries = 32, .stages = 2, .blocks = 2)
 /* For shared memory of 163 KiB (A100): two blocks of a multiprocessor. */
 VARIANT(backward_tf32_d64_small, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 16,
-        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
+        .keys = 64, .queries = 32, .stages = 2, .blocks = 2)
 VARIANT(backward_tf32_d64_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
-        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
+        .keys = 64, .queries = 32, .stages = 2, .blocks = 2)
 VARIANT(backward_tf32_d128, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 16,
         .keys = 128, .queries = 32, .stages = 2, .blocks = 1)
@@ -628,17 +628,17 @@ VARIANT(backward_tf32_d128_small_general, .file = "backward_sm80/backward_sm80",
         .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
 VARIANT(backward_tf32_d128_tiny_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
-        .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+        .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
 VARIANT(backward_tf32_d256, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 16,
-        .keys = 64, .queries = 32, .stages = 1, .blocks = 1)
+        .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
 VARIANT(backward_tf32_d256_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
-        .keys = 64, .queries = 32, .stages = 1, .blocks = 1)
+        .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
 /* For 163 KiB. */
 VARIANT(backward_tf32_d256_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
-        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
-        .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
+        .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
 /* Warps share the products of scores. For 227 KiB (Hopper). */
 VARIANT(backward_tf32_d384, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384, .options = 0, .warps = 12, .group_rows = 32,

@@ -1,9 +1,8 @@
 /*
- * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in tf32 or in
- * float16 parts: all
- * gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691), with
- * masks by position, lengths, and shared heads; the variants with OPTIONS also with all options of
- * the scores.
+ * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in float16
+ * parts: all gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691),
+ * with masks by position, lengths, and shared heads; the variants with OPTIONS also with all options
+ * of the scores.
  *
  *   config.cuh    the numbers of the variant          multiply.cuh   the five products
  *   layout.cuh    who has what, shared memory         slices.cuh     shared scores, of wide heads
@@ -22,7 +21,7 @@
  * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all
  * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the
  * warps before this tile's scores and by the others behind them: so one half makes weights while
- * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
+ * the other multiplies. In float32 a tile of a variant with one stage has two barriers: between them
  * this tile's copies are on their way, and dQ of the tile before is computed.
  *
  * Where warps share the products of scores, in float32 with head dims above 256, a tile has three
@@ -169,7 +168,7 @@ FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
 {
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const uint32_t own = (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH) + l->score_a;
-    const uint32_t q = q_at(x->memory, stage_of(at)) + l->rows;
+    const uint32_t q = (q_at(x->memory, stage_of(at)) + l->a) ^ half_of(at->count);
     sync_group(l);
 #if OWN_PARTS
     const uint32_t factors =
@@ -244,16 +243,16 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     fa_dq dq;
     if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
 #if OWN_PARTS
-    make_own_dq(&dq, ds_at(memory, at->count) + l.score_rows,
-                memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES),
+    make_own_dq(&dq, (ds_at(memory, at->count) + l.score_b) ^ half_of(at->count),
+                memory + K_AT + l.a + (uint32_t)(8 * column * ELEMENT_BYTES),
                 ds_factors_at(memory, at->count) + (uint32_t)(16 * block + l.lane / 4) * 4, block);
 #elif HIGH_LOW
-    make_high_low_dq(&dq, memory + DQ_DS_AT + l.score_rows,
-                     memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES),
+    make_high_low_dq(&dq, memory + DQ_DS_AT + l.score_b,
+                     memory + K_AT + l.a + (uint32_t)(8 * column * ELEMENT_BYTES),
                      memory + LARGEST_AT + DQ_FACTORS + (uint32_t)(16 * block + l.lane / 4) * 4,
                      block);
 #else
-    make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
+    make_dq(&dq, ds_at(memory, at->count) + l.score_b, memory + K_AT + l.a, block, column);
 #endif
     const int part = at->tile % PARTS;
     const int64_t number = tile_number(w, s, at);
@@ -293,7 +292,7 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
                              const block_work *w, thread_state *x, const tile_cursor *at)
 {
     const fa_layout layout = find_layout(x->memory), *l = &layout;
-    const uint32_t q = (q_at(x->memory, 0) + l->rows) ^ half_of(at->count);
+    const uint32_t q = (q_at(x->memory, 0) + l->a) ^ half_of(at->count);
     const int column = l->share * COLUMNS;
     const uint32_t own = q + (uint32_t)column * ELEMENT_BYTES;
     const uint32_t factors = x->memory + LARGEST_AT + (uint32_t)(l->lane / 4) * 4;
@@ -342,7 +341,7 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     if ((STAGES == 2 || TAKES_TURNS) && at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
-        issue_tile(p, s, memory, w, &next, TAKES_TURNS ? THE_QUERIES | THE_DOUT : ALL_OF_TILE);
+        issue_tile(p, s, memory, w, &next, STAGES == 2 ? ALL_OF_TILE : THE_QUERIES | THE_DOUT);
     }
 }
 
@@ -358,10 +357,6 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
     issue_tile(p, s, memory, w, &at, ALL_OF_TILE);
 #if THREE_PRODUCTS
     if (!s->factors) fill_factors(memory);
-#endif
-#if TF32 && !HIGH_LOW
-    ptx_cp_async_wait_all();
-    round_keys(memory);
 #endif
 #if OPTIONS
     if (p->a.mask.data || p->a.bias.data) {

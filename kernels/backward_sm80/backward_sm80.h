@@ -12,8 +12,8 @@
  *          weights that are larger than they should be want them: less FA_BACKWARD_SM80_WEIGHT_BITS, times 2^-bits
  *   factors   of a tile, where a launch behind `prepare` finds them: what the weights of each query are multiplied by
  *             (weight_sums.cu)
- *   parts   of a tile, in float32 with three products or wide head dims: queries and dout as float16 parts, rows of the
- *           variant's head dim times 4 bytes (high_low.cuh); powers: of each query the powers of two of these
+ *   parts   of a tile, in float32: queries and dout as float16 parts, rows of the variant's head dim times 4 bytes
+ *           (high_low.cuh); powers: of each query the powers of two of these
  *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
  *
  * Of kernels/variants.h:
@@ -71,25 +71,31 @@
 #define FA_BACKWARD_SM80_SLICES(keys, queries, slices) (2 * (slices) * (keys) * (queries)*4)
 
 /* Whether operands are float16 parts; and whether a warp has scores of its own of these (own_parts.cuh). */
-#define FA_BACKWARD_SM80_HAS_PARTS(element, slices) ((element) == FA_ELEMENT_TF32X3 || (slices) > 0)
+#define FA_BACKWARD_SM80_HAS_PARTS(element) (FA_ELEMENT_BYTES(element) == 4)
 #define FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)                                            \
-    ((element) == FA_ELEMENT_TF32X3 && (slices) == 0)
+    (FA_BACKWARD_SM80_HAS_PARTS(element) && (slices) == 0)
+
+/* One product has no low parts. So rows of queries, dout and dS have room for two tiles, and the second stage takes none. */
+#define FA_BACKWARD_SM80_TAKES_TURNS(element) ((element) == FA_ELEMENT_TF32)
+#define FA_BACKWARD_SM80_ROOM(element, buffers)                                                    \
+    (FA_BACKWARD_SM80_TAKES_TURNS(element) ? 1 : (buffers))
 
 /* Bytes of dS and, where warps share keys, of weights, and of dS for dK where it differs from dQ's. Those of wide heads lie where
  * the parts of scores and of dP were. */
 #define FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices)         \
-    ((slices) > 0 ? FA_BACKWARD_SM80_SLICES(keys, queries, slices)                                 \
-                  : (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                \
-                     (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) == 1 ? 0                     \
-                      : FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)    ? 2                     \
-                                                                           : 1)) *                    \
-                        (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries))
+    ((slices) > 0                                                                                  \
+         ? FA_BACKWARD_SM80_SLICES(keys, queries, slices)                                          \
+         : (FA_BACKWARD_SM80_ROOM(element, FA_BACKWARD_SM80_DS_BUFFERS(element, stages)) +         \
+            (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) == 1 ? 0                              \
+             : FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)    ? 2                              \
+                                                                  : 1)) *                             \
+               (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries))
 
 /* Of float16 parts, bytes of the powers of two of each key and value, and of each query of a stage and its dout. Of wide heads also
  * of what gives weights and dS theirs: the largest numbers of tiles of 16 keys and 8 queries, and a
  * factor for each row of a gradient. */
-#define FA_BACKWARD_SM80_POWERS(element, keys, queries, stages, slices)                            \
-    (FA_BACKWARD_SM80_HAS_PARTS(element, slices) ? ((keys) + (stages) * (queries)) * 8 : 0)
+#define FA_BACKWARD_SM80_POWERS(element, keys, queries, stages)                                    \
+    (FA_BACKWARD_SM80_HAS_PARTS(element) ? ((keys) + (stages) * (queries)) * 8 : 0)
 #define FA_BACKWARD_SM80_LARGEST(keys, queries, slices)                                            \
     ((slices) > 0 ? (keys) * ((queries) / 8) * 8 + (queries) * ((keys) / 16) * 4 +                 \
                         (2 * (keys) + (queries)) * 4                                               \
@@ -107,20 +113,21 @@
 /* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows
  * and factors; dS, weights and parts of scores; powers of two and what they follow from. */
 #define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages, slices)      \
-    ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) +              \
+    ((2 * (keys) + 2 * FA_BACKWARD_SM80_ROOM(element, stages) * (queries)) *                       \
+         FA_BACKWARD_SM80_PITCH(element, dim) +                                                    \
      (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
      FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices) +          \
-     FA_BACKWARD_SM80_POWERS(element, keys, queries, stages, slices) +                             \
+     FA_BACKWARD_SM80_POWERS(element, keys, queries, stages) +                                     \
      FA_BACKWARD_SM80_LARGEST(keys, queries, slices) +                                             \
      FA_BACKWARD_SM80_OWN_FACTORS(element, keys, queries, warps, group_rows, stages, slices) +     \
      128)
 
 /* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps
  * a sum for each query, and what rounding has taken from it; powers of two. */
-#define FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(element, dim, keys, queries, group_rows, slices)         \
+#define FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(element, dim, keys, queries, group_rows)                 \
     ((2 * (keys) + (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) + (queries)*8 +               \
-     (keys) / (group_rows) * (queries)*8 +                                                         \
-     FA_BACKWARD_SM80_POWERS(element, keys, queries, 1, slices) + 128)
+     (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(element, keys, queries, 1) +    \
+     128)
 
 /* Bytes of the float16 parts of queries or of dout, of a tile of the workspace, and of its powers. */
 #define FA_BACKWARD_SM80_PART_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
@@ -140,11 +147,12 @@ typedef struct fa_backward_sm80_params {
     float *sums;     /* NULL, of float32 alone: the caller's rows of dq are the sums */
     float *rows;
     float *factors; /* NULL: all are 1 */
-    char *parts;    /* of a tile's queries, then of its dout; NULL: they are not split */
+    char *parts;    /* of a tile's queries, then of its dout; NULL in 16 bits */
     fa_backward_sm80_powers *powers;
     int32_t *semaphores; /* NULL: sums are added in any order */
     /* Key/value heads of the batch whose blocks take turns; 1: head follows head. */
     int64_t heads_together;
+    int64_t low_parts; /* whether low parts are read */
 } fa_backward_sm80_params;
 
 #endif

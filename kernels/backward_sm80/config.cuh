@@ -23,14 +23,12 @@
     "backward_sm80: ELEMENT must be FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16, FA_ELEMENT_TF32 or FA_ELEMENT_TF32X3"
 #endif
 
-/* Operands are float32 in memory. What differs from 16 bits: how rows that a product sums over are
- * loaded, and with them which columns of a gradient a thread has (multiply.cuh); and that operands
- * are rounded: keys and values in shared memory (load.cuh), weights and dS where they are made,
- * queries and dout behind each load. */
+/* Operands are float32 in memory. They are multiplied as float16 numbers, times powers of two
+ * (high_low.cuh). */
 #define TF32 (ELEMENT == FA_ELEMENT_TF32 || ELEMENT == FA_ELEMENT_TF32X3)
 
-/* Nothing is rounded: each operand is the sum of two float16 numbers, times a power of two, and a
- * product three of theirs. */
+/* Nothing is rounded: each operand is the sum of two float16 numbers, and a product three of theirs.
+ * One product has the high numbers alone, which are as exact as tf32. */
 #define THREE_PRODUCTS (ELEMENT == FA_ELEMENT_TF32X3)
 
 /* weight_sums.cu, which has scores and no gradients, defines it as 1. */
@@ -43,25 +41,25 @@
 #define SLICES 0
 #endif
 
-/* Operands are float16 numbers, for three products and for wide heads: high parts, and low ones of
- * weights and dS, and for three products of all (high_low.cuh). */
-#define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT, SLICES)
+/* Operands are float16 parts: high ones, and for three products low ones. */
+#define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT)
 
 /* A warp has scores of its own of such operands (own_parts.cuh). */
 #define OWN_PARTS FA_BACKWARD_SM80_HAS_OWN_PARTS(ELEMENT, SLICES)
 
 /* One product leaves half of each row without low parts. So rows of queries and dout have room for two
- * tiles, which take turns: the next one is copied while this one is multiplied. */
-#define TAKES_TURNS (HIGH_LOW && !THREE_PRODUCTS)
+ * tiles, which take turns: the next one is copied while this one is multiplied. So do those of dS
+ * where a warp has scores of its own. */
+#define TAKES_TURNS FA_BACKWARD_SM80_TAKES_TURNS(ELEMENT)
 
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
 
 enum {
     ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
-    VECTOR = 16 / ELEMENT_BYTES,               /* elements of a unit, which is copied at once */
-    STEP = HIGH_LOW ? 16 : 32 / ELEMENT_BYTES, /* elements of an mma step */
-    COLUMN_TILES = TF32 ? 4 : 2,               /* of 8 columns, whose rows are loaded at once */
+    VECTOR = 16 / ELEMENT_BYTES, /* elements of a unit, which is copied at once */
+    STEP = 16,                   /* elements of an mma step */
+    COLUMN_TILES = TF32 ? 4 : 2, /* of 8 columns, whose rows are loaded at once */
     THREADS = FA_BACKWARD_SM80_THREADS(WARPS),
     TILE = FA_BACKWARD_SM80_TILE,
     PARTS = TILE / QUERIES, /* of a tile of the workspace: tiles of queries */
@@ -85,6 +83,7 @@ enum {
     SCORE_PITCH = FA_BACKWARD_SM80_SCORE_PITCH(ELEMENT, QUERIES),
     DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
     TWO_HALVES = TF32 ? WARPS > 4 : SPLIT > 1, /* of the warps: one computes dQ later (is_early) */
+    Q_BUFFERS = FA_BACKWARD_SM80_ROOM(ELEMENT, STAGES), /* of queries and of dout */
     KEY_BYTES = KEYS * PITCH,
     Q_BYTES = QUERIES * PITCH,
     ROW_BYTES = QUERIES * 8,
@@ -107,7 +106,7 @@ enum {
     /* All weights and dS come from shared memory, not those of a warp's own queries from registers. */
     ALL_SHARED = HIGH_LOW && SPLIT != 1,
     /* dP waits until dV has its products: parts of weights need its registers. */
-    LATE_DP = THREE_PRODUCTS && !ALL_SHARED
+    LATE_DP = HIGH_LOW && !ALL_SHARED
 };
 static_assert(!OWN_PARTS || SCORES_ALONE || CHUNK % 16 == 0, "whole steps of a warp's own queries");
 static_assert(!OWN_PARTS || SCORES_ALONE || SPLIT == 1 || OWN_QUERIES == 16,

@@ -7,14 +7,6 @@
  * Units of 16 bytes of a row are permuted, so that ldmatrix, which reads one unit of eight rows,
  * meets every bank once: of rows of 128 bytes and multiples of them unit u of row r is at
  * u ^ r % 8, of rows of 64 bytes at u ^ r / 2 % 4.
- *
- * In tf32, where no instruction transposes, a lane reads by itself the rows that a product sums
- * over. With g = lane / 4 and t = lane % 4 it takes rows 2t and 2t + 1 of 8 as the mma's rows t and
- * t + 4, since scores leave it queries 2t and 2t + 1. Of these two rows of dout, queries or keys it
- * reads one unit: one column of each of four tiles of 8. Of those of dS, for dQ, it reads query g.
- * Weights and dS are stored so that ldmatrix finds the same order: of 8 queries 2t is at t, 2t + 1
- * at t + 4. The units that are read at once are in different banks, since rows 0, 2, 4, 6 differ in
- * the upper bits of their permutation, and the two units of neighbouring g in the lowest.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
 #define FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
@@ -32,12 +24,12 @@ enum {
     K_AT = 0,
     V_AT = K_AT + KEY_BYTES,
     Q_AT = V_AT + KEY_BYTES,
-    DOUT_AT = Q_AT + STAGES * Q_BYTES,
+    DOUT_AT = Q_AT + Q_BUFFERS * Q_BYTES,
     Q_TO_DOUT = DOUT_AT - Q_AT, /* of the same stage */
-    ROWS_AT = DOUT_AT + STAGES * Q_BYTES,
+    ROWS_AT = DOUT_AT + Q_BUFFERS * Q_BYTES,
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
-    WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES,
+    WEIGHTS_AT = DS_AT + FA_BACKWARD_SM80_ROOM(ELEMENT, DS_BUFFERS) * SCORE_BYTES,
     KEY_DS_AT = WEIGHTS_AT +
                 SCORE_BYTES, /* of a warp's own parts, where warps share keys: dS for dK, apart */
     /* Of wide heads: dS for dQ, apart; parts of scores, before there are weights and dS. */
@@ -45,7 +37,7 @@ enum {
     SLICES_AT = DS_AT,
     POWERS_AT =
         DS_AT + FA_BACKWARD_SM80_SCORES(ELEMENT, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES, SLICES),
-    LARGEST_AT = POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, KEYS, QUERIES, STAGES, SLICES),
+    LARGEST_AT = POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, KEYS, QUERIES, STAGES),
     OWN_FACTORS_AT = LARGEST_AT + FA_BACKWARD_SM80_LARGEST(KEYS, QUERIES, SLICES)
 };
 static_assert(OWN_FACTORS_AT +
@@ -90,7 +82,6 @@ typedef struct fa_layout {
     uint32_t a, b;             /* of rows of PITCH bytes */
     uint32_t score_a, score_b; /* of rows of SCORE_PITCH bytes */
     uint32_t q; /* of queries where a warp has 8: of four matrices side by side; else b */
-    uint32_t rows, score_rows;    /* of rows that a product sums over; of those of dS */
     int lane, warp, group, share; /* share: the warp's number in its group */
 } fa_layout;
 
@@ -130,12 +121,6 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     l.score_a = lane_offset(down, down_unit, SCORE_PITCH);
     l.score_b = lane_offset(across, across_unit, SCORE_PITCH);
     l.q = N_TILES == 1 ? lane_offset(lane % 8, lane / 8, PITCH) : l.b;
-    l.rows = TF32 && !HIGH_LOW
-                 ? lane_offset(lane % 4 * 2, gradient_unit(lane / 8, lane / 4 % 2), PITCH)
-                 : l.a;
-    l.score_rows = TF32 && !HIGH_LOW ? lane_offset(lane % 4 * 2, lane / 4 % 2, SCORE_PITCH) +
-                                           (uint32_t)(lane / 8 * 4)
-                                     : l.score_b;
     l.lane = lane;
     l.warp = thread / 32;
     l.group = l.warp / SPLIT;
@@ -152,12 +137,12 @@ FA_DEVICE uint32_t fragment_at(uint32_t row, int unit)
 
 FA_DEVICE uint32_t q_at(uint32_t memory, int stage)
 {
-    return memory + Q_AT + (uint32_t)stage * Q_BYTES;
+    return memory + Q_AT + (Q_BUFFERS == 2 ? (uint32_t)stage * Q_BYTES : 0);
 }
 
 FA_DEVICE uint32_t dout_at(uint32_t memory, int stage)
 {
-    return memory + DOUT_AT + (uint32_t)stage * Q_BYTES;
+    return memory + DOUT_AT + (Q_BUFFERS == 2 ? (uint32_t)stage * Q_BYTES : 0);
 }
 
 /* Which half of its rows tile number `count` has, in bytes of each group of banks. */
@@ -192,7 +177,8 @@ FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_t
 /* dS of tile number `count`. */
 FA_DEVICE uint32_t ds_at(uint32_t memory, int count)
 {
-    return memory + DS_AT + (DS_BUFFERS == 2 ? (uint32_t)(count & 1) * SCORE_BYTES : 0);
+    return memory + DS_AT +
+           (DS_BUFFERS == 2 && !TAKES_TURNS ? (uint32_t)(count & 1) * SCORE_BYTES : 0);
 }
 
 /* A barrier of the warps that share keys. */

@@ -137,17 +137,25 @@ FA_DEVICE bool has_parts(uint32_t half)
 
 #if OWN_PARTS
 
+/* Units of a row of parts that are copied, and rows at once. One product has no low parts. */
+enum {
+    PART_VECTORS = THREE_PRODUCTS ? ROW_VECTORS : ROW_VECTORS / 2,
+    PART_ROWS = THREADS / PART_VECTORS
+};
+static_assert(THREADS % PART_VECTORS == 0 && QUERIES % PART_ROWS == 0, "whole passes");
+
 /* Issues the copy of QUERIES rows of the workspace that are split already; rows without weights are
- * zeros there. columns: that there are; zeros are stored behind them. */
-FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to)
+ * zeros there. columns: that there are; zeros are stored behind them. half: of the rows that high parts go to. */
+FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to, uint32_t half)
 {
-    const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
+    const int thread = ptx_thread_id(), own = thread % PART_VECTORS, first = thread / PART_VECTORS;
+    const int unit = THREE_PRODUCTS ? own : high_unit(own);
     const bool inside = VECTOR * unit < (columns + 31) / 32 * 32;
-    if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return;
     from += first * PITCH + 16 * unit;
     to += (uint32_t)(first * PITCH + unit / 8 * 128) + permuted(first, unit & 7, PITCH) * 16;
+    to ^= half;
 #pragma unroll
-    for (int row = 0; row < QUERIES; row += ROWS_A_PASS) /* behind the thread's first one */
+    for (int row = 0; row < QUERIES; row += PART_ROWS) /* behind the thread's first one */
         ptx_cp_async_16((to ^ (uint32_t)((row & 7) * 16)) + (uint32_t)(row * PITCH),
                         from + row * PITCH, inside);
 }
@@ -187,26 +195,6 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
     issue_rows(&k, KEYS, memory + K_AT);
     issue_rows(&v, KEYS, memory + V_AT);
 }
-
-#if TF32 && !HIGH_LOW
-
-/* Rounds the keys and values that the thread has copied: once, for they are multiplied in every
- * tile. */
-FA_DEVICE void round_keys(uint32_t memory)
-{
-    const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
-    if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return;
-#pragma unroll 4
-    for (int row = first; row < 2 * KEYS; row += ROWS_A_PASS) { /* values are behind the keys */
-        const uint32_t at = memory + K_AT + (uint32_t)(row * PITCH + unit / 8 * 128) +
-                            permuted(row, unit & 7, PITCH) * 16;
-        const uint4 x = ptx_ld_shared_v4(at);
-        ptx_st_shared_v4(
-            at, make_uint4(fa_to_tf32(x.x), fa_to_tf32(x.y), fa_to_tf32(x.z), fa_to_tf32(x.w)));
-    }
-}
-
-#endif
 
 #if OPTIONS
 
@@ -263,10 +251,10 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     const char *parts = s->parts +
                         tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
                         at->tile % PARTS * Q_BYTES;
-    if (what & THE_QUERIES) issue_parts(parts, p->a.d, q_at(memory, stage));
+    if (what & THE_QUERIES) issue_parts(parts, p->a.d, q_at(memory, stage), half_of(at->count));
     if (what & THE_DOUT)
-        issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v,
-                    dout_at(memory, stage));
+        issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v, dout_at(memory, stage),
+                    half_of(at->count));
 #else
     const fa_tile *t = &w->sequence;
     const int first = at->tile * QUERIES, from = w->seen_query_from - first,

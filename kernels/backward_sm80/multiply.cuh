@@ -31,13 +31,13 @@ typedef struct fa_score_sums {
 typedef fa_scores fa_score_sums;
 #endif
 
-/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In tf32 [m][n]
- * is one, with query 8n + 2t + i in [2i + r]. */
+/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In
+ * float32 query 8n + 2t + i is in [2i + r]. */
 typedef struct fa_weights {
     uint32_t at[WEIGHT_M_TILES][WEIGHT_N_TILES][TF32 ? 4 : 2];
 } fa_weights;
 
-/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In tf32 column
+/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In float32 column
  * 32b + 4 gradient_unit(t, i) + c in [m][4b + c][2r + i]: a thread has two vectors of 32. dQ
  * likewise. */
 typedef struct fa_gradient {
@@ -47,9 +47,6 @@ typedef struct fa_gradient {
 typedef struct fa_dq {
     float at[DQ_M_TILES][DQ_N_TILES][4];
 } fa_dq;
-
-/* An operand as it is multiplied: keys and values are rounded already. */
-FA_DEVICE uint32_t rounded(uint32_t x) { return TF32 && !HIGH_LOW ? fa_near_tf32(x) : x; }
 
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
@@ -103,9 +100,9 @@ FA_DEVICE void make_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
         }
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
-            const uint32_t b0 = rounded(queries[2 * n]), b1 = rounded(queries[2 * n + 1]);
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) fa_mma(s->at[m][n], a[step % 2][m], b0, b1);
+            for (int m = 0; m < M_TILES; m++)
+                fa_mma(s->at[m][n], a[step % 2][m], queries[2 * n], queries[2 * n + 1]);
         }
     }
 }
@@ -123,40 +120,10 @@ FA_DEVICE void clear_gradient(fa_gradient *g)
 
 #if !HIGH_LOW
 
-#if TF32
-
-/* Rows 2t and 2t + 1 of 8, in one column of each of four tiles of 8. */
-typedef struct row_pair {
-    uint32_t even[4], odd[4];
-} row_pair;
-
-/* at: where the lane's unit of the first of both begins. */
-FA_DEVICE void load_row_pair(row_pair *b, uint32_t at)
-{
-    const uint4 even = ptx_ld_shared_v4(at), odd = ptx_ld_shared_v4((at ^ 16) + PITCH);
-    b->even[0] = even.x, b->even[1] = even.y, b->even[2] = even.z, b->even[3] = even.w;
-    b->odd[0] = odd.x, b->odd[1] = odd.y, b->odd[2] = odd.z, b->odd[3] = odd.w;
-}
-
-#endif
-
 /* Products of STEP queries. tile: where the lane's fragment of the first of them begins, of dout or
  * of queries; unit: of the first column of the warp's share. */
 FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_t tile, int unit)
 {
-#if TF32
-#pragma unroll
-    for (int n = 0; n < D_TILES; n += 4) {
-        row_pair b;
-        load_row_pair(&b, fragment_at(tile, unit + 2 * n));
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t even = rounded(b.even[i]), odd = rounded(b.odd[i]);
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) fa_mma(g->at[m][n + i], a[m], even, odd);
-        }
-    }
-#else
 #pragma unroll
     for (int n = 0; n < D_TILES; n += 2) {
         uint32_t b[4];
@@ -167,7 +134,6 @@ FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_
             fa_mma(g->at[m][n + 1], a[m], b[2], b[3]);
         }
     }
-#endif
 }
 
 /* The products of the warp's own queries, with weights in registers. tile: of these queries. */
@@ -178,8 +144,7 @@ FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t ti
         uint32_t a[M_TILES][4];
 #pragma unroll
         for (int i = 0; i < M_TILES * 4; i++)
-            a[i / 4][i % 4] =
-                TF32 ? x->at[i / 4][step][i % 4] : x->at[i / 4][2 * step + i % 4 / 2][i % 2];
+            a[i / 4][i % 4] = x->at[i / 4][2 * step + i % 4 / 2][i % 2];
         add_gradient_step(g, a, tile + (uint32_t)(step * STEP * PITCH), unit);
     }
 }
@@ -219,42 +184,6 @@ FA_DEVICE void clear_dq(fa_dq *dq)
 #if HIGH_LOW
 
 /* own_parts.cuh has it; of wide heads high_low.cuh. */
-
-#elif TF32
-
-/* The dS of 16 queries and keys 2t and 2t + 1. at: where the lane's word of the first query
- * begins. */
-FA_DEVICE void load_ds_fragment(uint32_t a[4], uint32_t at, int unit)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t query = fragment_at(at, unit + i % 2 * 2);
-        a[i] = ptx_ld_shared_u32(i < 2 ? query : (query ^ 16) + SCORE_PITCH);
-    }
-}
-
-/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of
- * 16-row block `block` on, and columns of 8-column tile `column` on. */
-FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int column)
-{
-    clear_dq(dq);
-#pragma unroll
-    for (int step = 0; step < KEYS / STEP; step++) {
-        uint32_t a[DQ_M_TILES][4];
-#pragma unroll
-        for (int m = 0; m < DQ_M_TILES; m++)
-            load_ds_fragment(a[m], ds + (uint32_t)(step * STEP * SCORE_PITCH), 4 * (block + m));
-#pragma unroll
-        for (int n = 0; n < DQ_N_TILES; n += 4) {
-            row_pair b;
-            load_row_pair(&b,
-                          fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
-#pragma unroll
-            for (int i = 0; i < DQ_M_TILES * 4; i++)
-                fa_mma(dq->at[i / 4][n + i % 4], a[i / 4], b.even[i % 4], b.odd[i % 4]);
-        }
-    }
-}
 
 #else
 

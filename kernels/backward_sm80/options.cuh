@@ -281,8 +281,8 @@ FA_DEVICE void weigh_group(const tile_options *o, const score_group *g, float sl
                 *y = weight == 0.0f ? 0.0f : weight * slopes[j][2 * r + i];
             }
 #if TF32
-            weights->at[g->m][g->n + j][r] = rounded(__float_as_uint(kept[0]));
-            weights->at[g->m][g->n + j][2 + r] = rounded(__float_as_uint(kept[1]));
+            weights->at[g->m][g->n + j][r] = __float_as_uint(kept[0]);
+            weights->at[g->m][g->n + j][2 + r] = __float_as_uint(kept[1]);
 #else
             weights->at[g->m][g->n + j][r] = fa_pack_x2(kept[0], kept[1]);
 #endif

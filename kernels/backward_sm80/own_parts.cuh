@@ -1,6 +1,6 @@
 /*
- * The products of a tile by float16 parts, three for each of float32, where a warp has scores of its
- * own (head dims to 256). high_low.cuh says where parts lie and what their powers of two are.
+ * The products of a tile by float16 parts, one or three for each of float32, where a warp has scores
+ * of its own (head dims to 256). high_low.cuh says where parts lie and what their powers of two are.
  *
  *     S, dP        a sum is multiplied by the inverse powers of its key and its query
  *     dV = P^T dO  weights have the inverse powers of dO's rows; a row of them, of a key, has a power
@@ -25,9 +25,19 @@
 
 #if OWN_PARTS
 
+/* The product of two operands is the sum of so many of their parts. */
+enum { PRODUCTS = THREE_PRODUCTS ? 3 : 1 };
+
+/* One of them, the smallest first. Columns of two tiles. */
+FA_DEVICE void multiply_parts(float sum[2][4], const high_low *a, const high_low *b, int product)
+{
+    if (product == PRODUCTS - 1) multiply_pair(sum, a->high, b->high);
+    else multiply_pair(sum, product ? a->high : a->low, product ? b->low : b->high);
+}
+
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
-/* The products of 16 columns, in sums that begin from 0. */
+/* The products of 16 columns. Sums of three products begin from 0. */
 FA_DEVICE void add_score_step(fa_score_sums *s, uint32_t rows, uint32_t columns)
 {
     high_low a[M_TILES];
@@ -35,18 +45,20 @@ FA_DEVICE void add_score_step(fa_score_sums *s, uint32_t rows, uint32_t columns)
     for (int m = 0; m < M_TILES; m++) load_high_low(&a[m], rows, m * 16 * PITCH);
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
-        float sum[M_TILES][2][4] = {{{0.0f}}};
         high_low b;
         load_high_low(&b, columns, n * 8 * PITCH);
+#if THREE_PRODUCTS
+        float sum[M_TILES][2][4] = {{{0.0f}}};
 #pragma unroll
-        for (int i = 0; i < 3 * M_TILES; i++) {
-            const int product = i / M_TILES, m = i % M_TILES;
-            multiply_pair(sum[m], product == 0 ? a[m].low : a[m].high,
-                          product == 1 ? b.low : b.high);
-        }
+        for (int i = 0; i < PRODUCTS * M_TILES; i++)
+            multiply_parts(sum[i % M_TILES], &a[i % M_TILES], &b, i / M_TILES);
 #pragma unroll
         for (int i = 0; i < M_TILES * 8; i++)
             s->at[i / 8][n + i / 4 % 2][i % 4] += sum[i / 8][i / 4 % 2][i % 4];
+#else
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) multiply_parts(s->at[m] + n, &a[m], &b, 0);
+#endif
     }
 }
 
@@ -144,12 +156,10 @@ FA_DEVICE void add_row_parts(fa_gradient *g, const row_parts *x, uint32_t tile)
                 load_high_low_trans(&b[i], fragment_at(tile, high_unit(n + 2 * i)),
                                     step * 16 * PITCH);
 #pragma unroll
-            for (int i = 0; i < 3 * M_TILES * (ROW_TOGETHER / 2); i++) {
+            for (int i = 0; i < PRODUCTS * M_TILES * (ROW_TOGETHER / 2); i++) {
                 const int product = i / (M_TILES * (ROW_TOGETHER / 2));
                 const int m = i % M_TILES, pair = i / M_TILES % (ROW_TOGETHER / 2);
-                const high_low *a = &x->at[step][m];
-                multiply_pair(sum[m] + 2 * pair, product == 0 ? a->low : a->high,
-                              product == 1 ? b[pair].low : b[pair].high);
+                multiply_parts(sum[m] + 2 * pair, &x->at[step][m], &b[pair], product);
             }
         }
 #pragma unroll
@@ -173,7 +183,7 @@ FA_DEVICE void share_row_parts(const row_parts *x, const tile_part *part, uint32
         for (int n = 0; n < N_TILES; n++) {
             const uint32_t at = fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), part->unit + n);
             ptx_st_shared_u32(at, x->at[n / 2][m].high[n % 2 * 2 + r]);
-            ptx_st_shared_u32(at ^ 64, x->at[n / 2][m].low[n % 2 * 2 + r]);
+            if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, x->at[n / 2][m].low[n % 2 * 2 + r]);
         }
         if (ptx_thread_id() % 4 == 0)
             ptx_st_shared_f32(factors + 64 * (uint32_t)i, x->factors[m][r]);
@@ -260,7 +270,7 @@ FA_DEVICE void share_ds(const fa_weights *ds, const tile_part *part)
                 fragment_at(part->ds_word + (uint32_t)(8 * i * SCORE_PITCH), part->unit + n);
             uint32_t low;
             ptx_st_shared_u32(at, split_two(two[0] * powers[0], two[2] * powers[1], &low));
-            ptx_st_shared_u32(at ^ 64, low);
+            if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, low);
         }
     }
 }
@@ -295,12 +305,10 @@ FA_DEVICE void make_own_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t facto
                     load_high_low_trans(&b[i], fragment_at(keys, high_unit(n + 2 * i)),
                                         (group * GROUP_ROWS + step * 16) * PITCH);
 #pragma unroll
-                for (int i = 0; i < 3 * DQ_M_TILES * (DQ_TOGETHER / 2); i++) {
+                for (int i = 0; i < PRODUCTS * DQ_M_TILES * (DQ_TOGETHER / 2); i++) {
                     const int product = i / (DQ_M_TILES * (DQ_TOGETHER / 2));
                     const int m = i % DQ_M_TILES, pair = i / DQ_M_TILES % (DQ_TOGETHER / 2);
-                    multiply_pair(sum[m] + 2 * pair,
-                                  product == 0 ? a[step][m].low : a[step][m].high,
-                                  product == 1 ? b[pair].low : b[pair].high);
+                    multiply_parts(sum[m] + 2 * pair, &a[step][m], &b[pair], product);
                 }
             }
 #pragma unroll

@@ -168,7 +168,7 @@ FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa
 }
 
 /* Writes a row's parts. Returns the inverse of its power. */
-FA_DEVICE float split_row(const row_numbers *x, int columns, char *to)
+FA_DEVICE float split_row(const row_numbers *x, int columns, char *to, bool has_low)
 {
     float largest = 0.0f;
 #pragma unroll
@@ -185,7 +185,7 @@ FA_DEVICE float split_row(const row_numbers *x, int columns, char *to)
                                 x->at[i][gradient_unit(j, 1)] * power, &low[j]);
         char *unit = to + item / 4 * 128 + item % 4 * 16;
         *(uint4 *)(void *)unit = make_uint4(high[0], high[1], high[2], high[3]);
-        *(uint4 *)(void *)(unit + 64) = make_uint4(low[0], low[1], low[2], low[3]);
+        if (has_low) *(uint4 *)(void *)(unit + 64) = make_uint4(low[0], low[1], low[2], low[3]);
     }
     return invert_power(power);
 }
@@ -205,8 +205,9 @@ FA_DEVICE void split_tiles(const fa_backward_params *p, const fa_backward_sm80_p
         fa_backward_sm80_powers inverses;
         load_numbers(&query, &p->a.q, t, row, seen ? d : 0);
         load_numbers(&dout, &p->dout, t, row, seen ? d_v : 0);
-        inverses.query_inverse = split_row(&query, d, to);
-        inverses.dout_inverse = split_row(&dout, d_v, to + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
+        inverses.query_inverse = split_row(&query, d, to, s->low_parts);
+        inverses.dout_inverse =
+            split_row(&dout, d_v, to + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), s->low_parts);
         if (threadIdx.x % 32 == 0) s->powers[number * TILE + row] = inverses;
     }
 }

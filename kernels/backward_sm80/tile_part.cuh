@@ -33,12 +33,13 @@ FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
     const int first_key = SHARED_SCORES ? l->warp / (QUERIES / 8) * 16 : l->group * GROUP_ROWS;
     const int own = first + l->lane % 4 * 2;
     const uint32_t q = q_at(memory, stage_of(at)) + (uint32_t)(first * PITCH);
+    const uint32_t half = half_of(at->count);
     const uint32_t word = lane_offset(l->lane / 4, 0, SCORE_PITCH) +
                           (uint32_t)(first_key * SCORE_PITCH + l->lane % 4 * 4);
     tile_part part;
     part.keys = memory + K_AT + (uint32_t)(first_key * PITCH) + l->a;
-    part.queries = q + l->q;
-    part.own_queries = q + l->rows;
+    part.queries = (q + l->q) ^ half;
+    part.own_queries = (q + l->a) ^ half;
     part.rows = rows_at(memory, stage_of(at)) + (uint32_t)own * 8;
     part.factors = factors_at(memory, stage_of(at)) + (uint32_t)own * 4;
     part.key_powers = memory + POWERS_AT + KEY_POWERS + (uint32_t)(first_key + l->lane / 4) * 8;
@@ -51,7 +52,7 @@ FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
     part.unit = HIGH_LOW ? high_unit(first / 8) : first / VECTOR;
     part.column_unit = l->share * (COLUMNS / VECTOR);
     part.weights_word = memory + WEIGHTS_AT + word;
-    part.ds_word = ds_at(memory, at->count) + word;
+    part.ds_word = (ds_at(memory, at->count) + word) ^ half;
     return part;
 }
 

@@ -53,11 +53,10 @@ enum {
     OWN_ROWS_AT = Q_AT + Q_BYTES,
     SUMS_AT = OWN_ROWS_AT + ROW_BYTES, /* of each group of warps, sums and rests */
     OWN_POWERS_AT = SUMS_AT + GROUPS * QUERIES * 8,
-    OWN_SMEM_BYTES =
-        OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, KEYS, QUERIES, 1, SLICES) + 128
+    OWN_SMEM_BYTES = OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, KEYS, QUERIES, 1) + 128
 };
-static_assert(OWN_SMEM_BYTES == FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES,
-                                                                  GROUP_ROWS, SLICES),
+static_assert(OWN_SMEM_BYTES ==
+                  FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, GROUP_ROWS),
               "as the planner counts");
 
 /* Tiles that are looked at together. Their rows are where keys will be. */

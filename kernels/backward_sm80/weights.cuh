@@ -110,8 +110,8 @@ FA_DEVICE void pack(fa_weights *to, const fa_scores *from)
 #if TF32
 #pragma unroll
     for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 4; i++)
-        to->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 2 * 2 + i % 4 / 2] = rounded(
-            __float_as_uint(from->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 4]));
+        to->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 2 * 2 + i % 4 / 2] =
+            __float_as_uint(from->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 4]);
 #else
 #pragma unroll
     for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 2; i++) {
@@ -125,13 +125,12 @@ FA_DEVICE void pack(fa_weights *to, const fa_scores *from)
  * first query. */
 FA_DEVICE void share_weights(const fa_weights *x, uint32_t to, int unit)
 {
-    enum { WORDS = TF32 ? 2 : 1 }; /* of 8 queries */
 #pragma unroll
-    for (int n = 0; n < WEIGHT_N_TILES * WORDS; n++)
+    for (int n = 0; n < WEIGHT_N_TILES; n++)
 #pragma unroll
         for (int i = 0; i < WEIGHT_M_TILES * 2; i++)
             ptx_st_shared_u32(fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit + n),
-                              x->at[i / 2][n / WORDS][n % WORDS * 2 + i % 2]);
+                              x->at[i / 2][n][i % 2]);
 }
 
 #endif

@@ -93,6 +93,7 @@ typedef struct fa_cuda_backward_sm80_launch {
     bool ordered;
     size_t semaphores_offset;
     int64_t heads_together;
+    bool low_parts;
 } fa_cuda_backward_sm80_launch;
 
 /* Who makes dbias, the gradient of the bias: a kernel of its own, or that of the other gradients. That one stores dS where each

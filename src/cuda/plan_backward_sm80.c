@@ -1,7 +1,7 @@
 /*
  * backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches.
  * The same source compiled for float32 inputs whose operands may be rounded to tf32 is the family
- * tf32, and with three products in float16 for each of float32 the family tf32x3. With sums of dQ in the
+ * tf32 (one product in float16), and with three products in float16 for each of float32 the family tf32x3. With sums of dQ in the
  * caller's dq these two are the family tf32_in_place, in two launches. tf32x3_corrected is tf32x3
  * with a launch that corrects the weights of rows with large scores.
  */
@@ -31,6 +31,7 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
         x->split ? (fa_backward_sm80_powers *)(void *)(workspace + x->powers_offset) : NULL;
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
+    params->low_parts = x->low_parts;
 }
 
 static bool queue_sm80(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
@@ -184,7 +185,7 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
 {
     const fa_variant *v = find_weight_sums(main);
     const int smem = FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(v->element, v->head_dim, v->keys, v->queries,
-                                                       v->group_rows, v->slices);
+                                                       v->group_rows);
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), smem,
                                               queue_sm80, x->device, x->plan, x->why, x->size);
     if (!l) return NULL;
@@ -212,7 +213,8 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     own.factors_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
     own.semaphores_offset = own.factors_offset;
     if (own.corrected) own.semaphores_offset += tiles * (size_t)FA_BACKWARD_SM80_FACTOR_BYTES;
-    own.split = FA_BACKWARD_SM80_HAS_PARTS(v->element, v->slices);
+    own.split = FA_BACKWARD_SM80_HAS_PARTS(v->element);
+    own.low_parts = v->element == FA_ELEMENT_TF32X3;
     own.parts_offset = own.powers_offset = own.semaphores_offset;
     if (own.split) {
         own.powers_offset += tiles * 2 * (size_t)FA_BACKWARD_SM80_PART_BYTES(v->head_dim);
@@ -234,9 +236,6 @@ static const char *arithmetic_of(const fa_variant *v)
 {
     switch (v->element) {
     case FA_ELEMENT_TF32X3: return "three float16 products for each (mma.sync), float32 sums";
-    case FA_ELEMENT_TF32:
-        return v->slices ? "float16 products (mma.sync), float32 sums"
-                         : "tf32 products (mma.sync), float32 sums";
     case FA_ELEMENT_BFLOAT16: return "bfloat16 products (mma.sync), float32 sums";
     default: return "float16 products (mma.sync), float32 sums";
     }

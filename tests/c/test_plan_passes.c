@@ -367,7 +367,7 @@ static void test_float32_variants(void)
         {tf32, A100, 128, 128, false, FA_VARIANT_backward_tf32_d128_small, ""},
         {tf32, A100, 96, 128, true, FA_VARIANT_backward_tf32_d128_small_general, ""},
         {tf32, A100, 256, 256, false, FA_VARIANT_backward_tf32_d256_small_general, ""},
-        {tf32, RTX_4090, 64, 64, false, FA_VARIANT_backward_tf32_d64, ""},
+        {tf32, RTX_4090, 64, 64, false, FA_VARIANT_backward_tf32_d64_small, ""},
         {tf32, RTX_4090, 128, 128, false, FA_VARIANT_backward_tf32_d128_tiny_general, ""},
         {tf32, RTX_4090, 129, 1, false, FA_NO_VARIANT, "bytes of shared memory for a block"},
         {tf32, T4, 64, 64, false, FA_NO_VARIANT, ""},
@@ -456,18 +456,19 @@ static void test_float32_families(void)
     const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32,
                                 *const tf32x3 = &fa_cuda_backward_tf32x3,
                                 *const simt = &fa_cuda_backward_simt;
-    const size_t factors = 2 * 8 * 1024 * sizeof(float), sums = factors * (64 + 2);
+    /* sums, log-sum-exp and delta; queries and dout, their powers of two */
+    const size_t factors = 2 * 8 * 1024 * sizeof(float), all = factors * (64 + 2 + 2 * 64 + 2);
     fa_problem p = make_float32(64, 64, FA_PRECISION_TF32);
     p.n_k = p.rows_k = 2000; /* with fewer keys sums are in dq */
     fa_cuda_plan s = plan_of(&p, &devices[H200]);
-    CHECK(s.family == tf32 && s.workspace_bytes == sums &&
-              strcmp(s.arithmetic, "tf32 products (mma.sync), float32 sums") == 0,
+    CHECK(s.family == tf32 && s.workspace_bytes == all &&
+              strcmp(s.arithmetic, "float16 products (mma.sync), float32 sums") == 0,
           "%s, %zu bytes", s.arithmetic, s.workspace_bytes);
     CHECK(takes(tf32, &p, "") && takes(tf32x3, &p, "") && takes(simt, &p, ""), "asked in tf32");
     p.dout.data = NULL;
-    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums, "tf32, before gradients are known");
+    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == all, "tf32, before gradients are known");
     fa_problem wide = make_float32(257, 64, FA_PRECISION_TF32);
-    wide.n_k = wide.rows_k = 2000; /* sums, queries and dout; their powers of two */
+    wide.n_k = wide.rows_k = 2000;
     s = plan_of(&wide, &devices[H200]);
     CHECK(s.workspace_bytes == factors * (3 * 384 + 4) &&
               strcmp(s.arithmetic, "float16 products (mma.sync), float32 sums") == 0,
@@ -484,8 +485,7 @@ static void test_float32_families(void)
               takes(simt, &p, ""),
           "asked in float32");
     p.dout.data = NULL;
-    /* factors; queries and dout, their powers of two */
-    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums + factors * (1 + 2 * 64 + 2),
+    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == all + factors,
           "before gradients are known");
     p = make_float32(64, 64, FA_PRECISION_IEEE);
     s = plan_of(&p, &devices[H200]);
@@ -565,8 +565,8 @@ static void test_in_place(void)
     const fa_cuda_family *const in_place = &fa_cuda_backward_tf32_in_place;
     const size_t delta = 2 * 8 * 1000 * sizeof(float);
     for (int exact = 0; exact < 2; exact++) {
-        /* log-sum-exp and delta; of three products queries and dout, their powers of two */
-        const size_t rows = 2 * 8 * 1024 * sizeof(float) * (exact ? 2 + 2 * 128 + 2 : 2);
+        /* log-sum-exp and delta; queries and dout, their powers of two */
+        const size_t rows = 2 * 8 * 1024 * sizeof(float) * (2 + 2 * 128 + 2);
         const int variant = exact ? FA_VARIANT_backward_tf32x3_d128 : FA_VARIANT_backward_tf32_d128;
         fa_problem p = make_float32(128, 128, exact ? FA_PRECISION_FLOAT32 : FA_PRECISION_TF32);
         CHECK((plan_of(&p, &devices[H200]).family == in_place) == !exact, "unasked");
