@@ -16,8 +16,8 @@
 #include "cuda/plan.h"
 
 enum {
-    SAMPLE_EVERY = 4,       /* of problems made by hand */
-    SAMPLE_SMALL_EVERY = 8, /* of small ones of a variant */
+    SAMPLE_EVERY = 4,        /* of problems made by hand */
+    SAMPLE_SMALL_EVERY = 16, /* of small ones of a variant */
     SAMPLE_SETS = 64,
     SAMPLE_FAMILIES = 16,
     SAMPLE_OPTIONS = 64,
