@@ -154,8 +154,9 @@ typedef enum fa_device {
  * says what a call does. All sums are float32. */
 typedef enum fa_precision {
     FA_PRECISION_FLOAT32 = 0, /* errors of float32's size, by whatever products are fastest       */
-    FA_PRECISION_TF32 = 1,    /* operands of products, the weights too, may be rounded to tf32, which
-                               * has 11 bits: on tensor cores                                     */
+    FA_PRECISION_TF32 = 1,    /* operands of products, the weights too, may be rounded to 11 bits on
+                               * tensor cores: to tf32, or to float16 times a power of two for
+                               * each row                                                         */
     FA_PRECISION_IEEE = 2     /* products and sums of float32 numbers in IEEE 754's arithmetic    */
 } fa_precision;
 

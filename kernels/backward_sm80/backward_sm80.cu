@@ -24,9 +24,10 @@
  * the other multiplies. In float32 a tile of a variant with one stage has two barriers: between them
  * this tile's copies are on their way, and dQ of the tile before is computed.
  *
- * Where warps share the products of scores, in float32 with head dims above 256, a tile has three
- * barriers: copies are there; parts of scores; weights and dS, behind which a warp has its columns of
- * all three gradients, and copies these columns of the next tile when it is done with them.
+ * Where warps share the products of scores, in float32 with head dims above 256, a tile has four
+ * barriers: copies are there; parts of scores; these are read, and the largest numbers of rows are
+ * known; weights and dS, behind which a warp has its columns of all three gradients, and copies these
+ * columns of the next tile when it is done with them.
  * Where operands are float16 parts, queries and dout come from the workspace.
  */
 #include "backward_sm80/config.cuh"

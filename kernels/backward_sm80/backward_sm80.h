@@ -3,7 +3,7 @@
  * planner.
  *
  * Three launches, or four. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
- * summed; `backward_sm80` computes all gradients; `finish` rounds those of the queries. In float32 the sums may be in the
+ * summed, and in float32 the parts of queries and dout; `backward_sm80` computes all gradients; `finish` rounds those of the queries. In float32 the sums may be in the
  * caller's dq, and `finish` is not there. The workspace is made of tiles of FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
  * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
  *
@@ -91,9 +91,9 @@
                                                                   : 1)) *                             \
                (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries))
 
-/* Of float16 parts, bytes of the powers of two of each key and value, and of each query of a stage and its dout. Of wide heads also
- * of what gives weights and dS theirs: the largest numbers of tiles of 16 keys and 8 queries, and a
- * factor for each row of a gradient. */
+/* Of float16 parts, bytes of the powers of two of each key and value, and of each query of a stage and its dout. Wide heads also have there
+ * what the powers of weights and dS follow from: the largest numbers of tiles of 16 keys and 8 queries,
+ * and a factor for each row of a gradient. */
 #define FA_BACKWARD_SM80_POWERS(element, keys, queries, stages)                                    \
     (FA_BACKWARD_SM80_HAS_PARTS(element) ? ((keys) + (stages) * (queries)) * 8 : 0)
 #define FA_BACKWARD_SM80_LARGEST(keys, queries, slices)                                            \
@@ -101,8 +101,8 @@
                         (2 * (keys) + (queries)) * 4                                               \
                   : 0)
 
-/* Bytes of the factors of a warp's own parts: of dS for dQ, of each query for each group of warps; where warps share keys of
- * weights and of dS, of each key for 16 queries. */
+/* Bytes of the factors of a warp's own parts: of dS for dQ, of each query for each group of warps; where warps share keys,
+ * of weights and of dS: of each key for 16 queries. */
 #define FA_BACKWARD_SM80_OWN_FACTORS(element, keys, queries, warps, group_rows, stages, slices)    \
     (!FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)                                              \
          ? 0                                                                                       \

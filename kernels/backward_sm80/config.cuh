@@ -36,7 +36,7 @@
 #define SCORES_ALONE 0
 #endif
 
-/* Rows of wide heads alone have slices. */
+/* Only the variants of wide heads have slices. */
 #ifndef SLICES
 #define SLICES 0
 #endif

@@ -1,14 +1,14 @@
 /*
- * Float32 operands as float16 parts, high ones and for three products
- * low ones, and the products of wide heads; own_parts.cuh has the others. Keys and values are split in shared memory, once; queries and dout by `prepare`, so that
- * their rows are copied from the workspace as they are; weights and dS where they are stored. So no
+ * Float32 operands as float16 parts: high ones, and for three products low ones; and the products of
+ * wide heads (own_parts.cuh has the others). Keys and values are split in shared memory, once; queries
+ * and dout by `prepare`, so that their rows are copied from the workspace as they are; weights and dS where they are stored. So no
  * product splits anything, 16 elements are multiplied where tf32 has 8, and ldmatrix transposes.
  * docs/kernels/backward_sm80.md has the budget.
  *
  * 32 columns of a row, 128 bytes, become 64 bytes of high parts and 64 of low ones: a low part is at
  * its high part's address ^ 64. Of these columns, eight units of four, 8 c + i of the parts is number
- * c of unit gradient_unit(i / 2, i % 2): so gradients have their columns in the same registers as in
- * tf32 (multiply.cuh). Sums over the head dim have another order of columns, all operands the same.
+ * c of unit gradient_unit(i / 2, i % 2): so gradients have their columns in the registers that
+ * multiply.cuh says. Sums over the head dim have another order of columns, all operands the same.
  *
  * Before it is split a row is multiplied by a power of two of its own, which brings its largest number
  * near 2^15. So rows of any size may lie beside each other, and large numbers of a key that no query

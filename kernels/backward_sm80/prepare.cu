@@ -1,6 +1,6 @@
 /*
- * The first launch of backward_sm80: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ. Bound by
- * memory.
+ * The first launch of backward_sm80: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ; in float32
+ * the float16 parts of queries and dO, and their powers of two. Bound by memory.
  */
 #include "backward_sm80/backward_sm80.h"
 #include "backward_sm80/split.cuh"

@@ -95,7 +95,7 @@ typedef struct fa_backward_sm90_left {
     int32_t summed; /* units that the last of their blocks add up; the others: dbias.cu */
 } fa_backward_sm90_left;
 
-/* The second parameter of all three. */
+/* The second parameter of all of them. */
 typedef struct fa_backward_sm90_params {
     fa_sm90_map q, k, v, dout; /* boxes of 64 rows of q and dout, of 128 of k and v */
     fa_sm90_steps q_step, k_step, v_step, dout_step;

@@ -17,9 +17,10 @@ typedef int32_t fa_element;
 #define FA_ELEMENT_BFLOAT16 2
 #define FA_ELEMENT_FLOAT8_E4M3 3
 #define FA_ELEMENT_INT8 5
-#define FA_ELEMENT_TF32 6 /* float32 in memory; products see 10 bits of the fraction */
+#define FA_ELEMENT_TF32                                                                            \
+    6 /* float32 in memory; products see 10 bits of the fraction (backward_sm80: float16) */
 #define FA_ELEMENT_TF32X3                                                                          \
-    7 /* float32 in memory, as the sum of two tf32 numbers; three products of these for one */
+    7 /* float32 in memory, as the sum of two tf32 numbers (backward_sm80: float16); three products of these for one */
 #define FA_ELEMENT_FLOAT16X3 8 /* the same of two float16 numbers */
 
 /* The size in memory. */

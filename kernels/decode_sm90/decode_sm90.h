@@ -6,7 +6,8 @@
  *   head_dim    64, 128 or 256: of keys and values
  *   group_rows  rows of a work tile, as decode_sm80 has them: 8 or 32; of 8-bit caches 8 or 16
  *   keys        of a key tile: 64, or 128 with a head dim of 64; of 8-bit caches 128
- *   stages      of the pipeline, at least: as many as fit with most blocks on a multiprocessor
+ *   stages      of the pipeline that there is room for with most blocks on a multiprocessor; the planner
+ *               may have more or fewer used
  *   blocks      of a multiprocessor, at most, which bounds the registers
  *   groups      only of decode_sm90_persistent: warpgroups of a block that have a part each
  *   cache       the type of keys and values, if it has 8 bits, as in decode_sm80
@@ -79,7 +80,7 @@ typedef struct fa_decode_sm90_params {
     int32_t box_rows;  /* a power of two: those of a key tile, or a divisor of it and of a page's
                                    * rows */
     int32_t box_shift; /* its logarithm */
-    int32_t stages;    /* for which the launch has shared memory */
+    int32_t stages;    /* that are used; the launch has shared memory for these at least */
     fa_decode_divisors divisors;
 } fa_decode_sm90_params;
 

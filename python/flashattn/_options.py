@@ -97,7 +97,7 @@ TEXT = """
             weights, without gradients.
         deterministic, batch_invariant: the same bits from run to run; whatever the batch holds.
         precision: how exactly float32 arrays are multiplied: "float32" (the default: errors of
-            float32's size), "tf32" (operands may be rounded to tf32, 11 bits, on tensor cores) or
+            float32's size), "tf32" (operands may be rounded to 11 bits on tensor cores) or
             "ieee" (float32 arithmetic alone). Others are multiplied as they are. The CPU always
             computes in float32; describe says what a GPU does. Without it, PyTorch's tensors on
             CUDA follow torch.backends.cuda.matmul.fp32_precision: tf32 where that says so.

@@ -311,7 +311,7 @@ static int count_splits(const fa_problem *p, int64_t tasks, int64_t room)
 
 /* Blocks that leave their dS, if dbias is to be summed and has the type of q, all sequences are equally long, and the memory of
  * sums in float32 has room for enough of them. A block waits until the unit in whose place it leaves dS has been added up. One
- * block does that, in the longer the more blocks the unit has: so the room is for the blocks that run at once, and for an
+ * block does that, and takes longer the more blocks the unit has. So there is room for the blocks that run at once, and for an
  * eighth of them more for each block of a unit. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and
  * units of 4, 4.27 ms, with sums 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) */
 static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,

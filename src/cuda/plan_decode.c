@@ -364,14 +364,15 @@ static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int 
 
 /* Stages that are used. Two blocks with many key tiles have fewer than there is room for: with more
  * than 128 KiB on their way to each multiprocessor memory is slower (H100, 64 sequences of 8k keys:
- * 3,104 GB/s with 4 stages a block, 3,063 with 6). A short block asks for all its tiles at once. */
+ * 3,104 GB/s with 4 stages a block, 3,063 with 6; measured at head dim 128 alone). A short block asks for all its tiles at once. */
 static int choose_stages(const fa_cuda_device *device, const fa_variant *v, int blocks,
                          int64_t keys)
 {
     enum { STEADY_STAGES = 4, MANY_TILES = 16 };
     if (is_persistent(v)) return v->stages;
     const int stages = count_stages(device, v, blocks);
-    const bool steady = !is_8bit(v) && blocks == 2 && keys >= (int64_t)MANY_TILES * v->keys;
+    const bool steady =
+        v->head_dim == 128 && !is_8bit(v) && blocks == 2 && keys >= (int64_t)MANY_TILES * v->keys;
     return steady && stages > STEADY_STAGES ? STEADY_STAGES : stages;
 }
 

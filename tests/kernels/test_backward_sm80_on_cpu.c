@@ -704,7 +704,7 @@ static void test_many_tiles(void)
 
 /* ---- Rows of different sizes ----------------------------------------------------------------- */
 
-/* Three products, and those of wide heads, are of float16 numbers, times powers of two. Each row of each gradient must have few errors, whatever
+/* Float32 operands are multiplied as float16 numbers, times powers of two. Each row of each gradient must have small errors, whatever
  * the sizes of the other rows. */
 typedef enum uneven_case {
     HUGE_MASKED_KEY, /* that a mask hides from all queries */
