@@ -134,13 +134,13 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
 {
     tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
-    bool masked = !TF32 && is_masked(w, first_key, at->tile);
+    bool masked = !HIGH_LOW && is_masked(w, first_key, at->tile);
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;
     find_scores(&s, x->memory, &part, SCORES);
     if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
-    if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
+    if (HIGH_LOW) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
 #if THREE_PRODUCTS
     correct_weights(&s, part.factors);
@@ -197,7 +197,7 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 
 /* ---- dQ -------------------------------------------------------------------------------------- */
 
-#if TF32
+#if HIGH_LOW
 
 /* Adds a warp's part to the caller's rows. block: of 16 queries; column: of 8 columns; whole: rows
  * are made of aligned vectors. */
@@ -263,7 +263,7 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
         if (l.lane == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
         __syncwarp();
     }
-#if TF32
+#if HIGH_LOW
     if (is_in_place(s) && SUMS_TOGETHER && has_vectors(&p->dq))
         add_to_rows(p, w, at, &dq, block, column, true);
     else if (is_in_place(s)) add_to_rows(p, w, at, &dq, block, column, false);

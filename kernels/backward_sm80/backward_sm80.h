@@ -33,7 +33,6 @@
 
 #define FA_BACKWARD_SM80_TILE 64          /* rows of a tile of the workspace */
 #define FA_BACKWARD_SM80_PASS_THREADS 256 /* of a block of prepare and finish */
-#define FA_BACKWARD_SM80_MOST_COLUMNS 512
 
 #define FA_BACKWARD_SM80_SUM_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
 #define FA_BACKWARD_SM80_ROW_BYTES (FA_BACKWARD_SM80_TILE * 8)

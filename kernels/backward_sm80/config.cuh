@@ -23,9 +23,9 @@
     "backward_sm80: ELEMENT must be FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16, FA_ELEMENT_TF32 or FA_ELEMENT_TF32X3"
 #endif
 
-/* Operands are float32 in memory. They are multiplied as float16 numbers, times powers of two
- * (high_low.cuh). */
-#define TF32 (ELEMENT == FA_ELEMENT_TF32 || ELEMENT == FA_ELEMENT_TF32X3)
+/* Operands are float32 in memory. They are multiplied as float16 parts, high ones and for three products
+ * low ones, times powers of two (high_low.cuh). */
+#define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT)
 
 /* Nothing is rounded: each operand is the sum of two float16 numbers, and a product three of theirs.
  * One product has the high numbers alone, which are as exact as tf32. */
@@ -41,9 +41,6 @@
 #define SLICES 0
 #endif
 
-/* Operands are float16 parts: high ones, and for three products low ones. */
-#define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT)
-
 /* A warp has scores of its own of such operands (own_parts.cuh). */
 #define OWN_PARTS FA_BACKWARD_SM80_HAS_OWN_PARTS(ELEMENT, SLICES)
 
@@ -57,9 +54,9 @@
 
 enum {
     ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
-    VECTOR = 16 / ELEMENT_BYTES, /* elements of a unit, which is copied at once */
-    STEP = 16,                   /* elements of an mma step */
-    COLUMN_TILES = TF32 ? 4 : 2, /* of 8 columns, whose rows are loaded at once */
+    VECTOR = 16 / ELEMENT_BYTES,     /* elements of a unit, which is copied at once */
+    STEP = 16,                       /* elements of an mma step */
+    COLUMN_TILES = HIGH_LOW ? 4 : 2, /* of 8 columns, whose rows are loaded at once */
     THREADS = FA_BACKWARD_SM80_THREADS(WARPS),
     TILE = FA_BACKWARD_SM80_TILE,
     PARTS = TILE / QUERIES, /* of a tile of the workspace: tiles of queries */
@@ -82,7 +79,8 @@ enum {
     /* Weights and dS are transposed: a row for each key. */
     SCORE_PITCH = FA_BACKWARD_SM80_SCORE_PITCH(ELEMENT, QUERIES),
     DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
-    TWO_HALVES = TF32 ? WARPS > 4 : SPLIT > 1, /* of the warps: one computes dQ later (is_early) */
+    TWO_HALVES =
+        HIGH_LOW ? WARPS > 4 : SPLIT > 1, /* of the warps: one computes dQ later (is_early) */
     Q_BUFFERS = FA_BACKWARD_SM80_ROOM(ELEMENT, STAGES), /* of queries and of dout */
     KEY_BYTES = KEYS * PITCH,
     Q_BYTES = QUERIES * PITCH,

@@ -143,6 +143,16 @@ FA_DEVICE void multiply_pair(float sum[2][4], const uint32_t a[4], const uint32_
     ptx_mma_m16n8k16_f16(sum[1], a, b[2], b[3]);
 }
 
+/* The product of two operands is the sum of so many of their parts. */
+enum { PRODUCTS = THREE_PRODUCTS ? 3 : 1 };
+
+/* One of them, the smallest first. Columns of two tiles. */
+FA_DEVICE void multiply_parts(float sum[2][4], const high_low *a, const high_low *b, int product)
+{
+    if (product == PRODUCTS - 1) multiply_pair(sum, a->high, b->high);
+    else multiply_pair(sum, product ? a->high : a->low, product ? b->low : b->high);
+}
+
 #if SLICES
 
 /* ---- Products -------------------------------------------------------------------------------- */
@@ -183,9 +193,8 @@ FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t col
 /* sum += a b. Columns of two tiles. */
 FA_DEVICE void multiply_high_low(float sum[2][4], const high_low *a, const high_low *b)
 {
-    if (THREE_PRODUCTS) multiply_pair(sum, a->low, b->high);
-    if (THREE_PRODUCTS) multiply_pair(sum, a->high, b->low);
-    multiply_pair(sum, a->high, b->high);
+#pragma unroll
+    for (int product = 0; product < PRODUCTS; product++) multiply_parts(sum, a, b, product);
 }
 
 #if !SCORES_ALONE

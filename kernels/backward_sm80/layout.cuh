@@ -88,7 +88,7 @@ typedef struct fa_layout {
 /* Whether rows of a tensor are made of whole vectors of 16 bytes, each aligned. */
 FA_DEVICE bool has_vectors(const fa_kernel_view *view)
 {
-    return TF32 ? view->vector != 0 : view->vector == 8;
+    return HIGH_LOW ? view->vector != 0 : view->vector == 8;
 }
 
 /* The place of unit u among eight of row r. */

@@ -8,7 +8,6 @@
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/work.cuh"
-#include "common/mma.cuh"
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 #include "ptx/cp_async.cuh"
@@ -53,7 +52,7 @@ FA_DEVICE bool is_wanted(const row_source *from, int row)
  * vector. */
 FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 {
-#if TF32
+#if HIGH_LOW
     uint32_t x[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -118,6 +117,14 @@ FA_DEVICE void take_parts(row_source *s, const char *rows, uint32_t half)
     s->pitch = PITCH;
     s->columns = (s->columns + 31) / 32 * 32;
     s->whole = true;
+}
+
+/* Where a tile's rows of queries are; those of dout are FA_BACKWARD_SM80_PART_BYTES behind. */
+FA_DEVICE const char *find_parts(const fa_backward_sm80_params *s, const block_work *w,
+                                 const tile_cursor *at)
+{
+    return s->parts + tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
+           at->tile % PARTS * Q_BYTES;
 }
 
 /* Copies the powers of a tile of queries. */
@@ -201,7 +208,7 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
 /* Not 0 if the number is not finite; in 16 bits if one of the two is not. */
 FA_DEVICE uint32_t is_not_finite(uint32_t x)
 {
-#if TF32
+#if HIGH_LOW
     return (x & 0x7f800000u) == 0x7f800000u;
 #else
     return fa_x2_not_finite(x);
@@ -248,9 +255,7 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     const float2 *rows = (const float2 *)(const void *)s->rows + tile_number(w, s, at) * TILE +
                          at->tile % PARTS * QUERIES;
 #if OWN_PARTS
-    const char *parts = s->parts +
-                        tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
-                        at->tile % PARTS * Q_BYTES;
+    const char *parts = find_parts(s, w, at);
     if (what & THE_QUERIES) issue_parts(parts, p->a.d, q_at(memory, stage), half_of(at->count));
     if (what & THE_DOUT)
         issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v, dout_at(memory, stage),
@@ -266,9 +271,7 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     if (p->a.mask.data || p->a.bias.data) q.rows = dout.rows = rows;
 #endif
 #if HIGH_LOW
-    const char *parts = s->parts +
-                        tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
-                        at->tile % PARTS * Q_BYTES;
+    const char *parts = find_parts(s, w, at);
     take_parts(&q, parts, half_of(at->count));
     take_parts(&dout, parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), half_of(at->count));
     const bool copies = has_parts(half_of(at->count));

@@ -12,7 +12,6 @@
 #include "backward_sm80/layout.cuh"
 #include "common/mma.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/shared.cuh"
 
 typedef enum score_kind { SCORES, DP } score_kind;
 
@@ -34,7 +33,7 @@ typedef fa_scores fa_score_sums;
 /* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In
  * float32 query 8n + 2t + i is in [2i + r]. */
 typedef struct fa_weights {
-    uint32_t at[WEIGHT_M_TILES][WEIGHT_N_TILES][TF32 ? 4 : 2];
+    uint32_t at[WEIGHT_M_TILES][WEIGHT_N_TILES][HIGH_LOW ? 4 : 2];
 } fa_weights;
 
 /* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In float32 column
@@ -50,9 +49,19 @@ typedef struct fa_dq {
 
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
-/* Words of B fragments of queries that are loaded together: of a step along the columns, or with 8
- * queries of two. */
-enum { PAIRS = N_TILES == 1, QUERY_WORDS = PAIRS ? 4 : 2 * N_TILES };
+/* Whether B fragments of queries are loaded for two steps along the columns: those of 8 queries. */
+enum { PAIRS = N_TILES == 1 };
+
+FA_DEVICE void clear_scores(fa_score_sums *s)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
+        s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
+}
+
+#if !HIGH_LOW /* else own_parts.cuh has the products; where warps share them, high_low.cuh */
+
+enum { QUERY_WORDS = PAIRS ? 4 : 2 * N_TILES }; /* of fragments that are loaded together */
 
 FA_DEVICE void load_key_fragments(uint32_t a[M_TILES][4], uint32_t rows, int step)
 {
@@ -67,19 +76,6 @@ FA_DEVICE void load_query_fragments(uint32_t b[QUERY_WORDS], uint32_t columns, i
     for (int n = 0; n < QUERY_WORDS / 4; n++)
         ptx_ldmatrix_x4(b + 4 * n, fragment_at(columns + (uint32_t)(n * 16 * PITCH), 2 * step));
 }
-
-FA_DEVICE void clear_scores(fa_score_sums *s)
-{
-#pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
-        s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
-}
-
-#if HIGH_LOW
-
-/* own_parts.cuh has the products; where warps share them, high_low.cuh. */
-
-#else
 
 /* rows, columns: where the lane's fragments of keys and of queries begin. Fragments are loaded one step ahead of their
  * products. */
@@ -181,11 +177,7 @@ FA_DEVICE void clear_dq(fa_dq *dq)
         dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] = 0.0f;
 }
 
-#if HIGH_LOW
-
-/* own_parts.cuh has it; of wide heads high_low.cuh. */
-
-#else
+#if !HIGH_LOW
 
 /* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of
  * 16-row block `block` on, and columns of unit `unit` on. */

@@ -280,7 +280,7 @@ FA_DEVICE void weigh_group(const tile_options *o, const score_group *g, float sl
                 /* The slope of a hidden score may be NaN. */
                 *y = weight == 0.0f ? 0.0f : weight * slopes[j][2 * r + i];
             }
-#if TF32
+#if HIGH_LOW
             weights->at[g->m][g->n + j][r] = __float_as_uint(kept[0]);
             weights->at[g->m][g->n + j][2 + r] = __float_as_uint(kept[1]);
 #else

@@ -25,16 +25,6 @@
 
 #if OWN_PARTS
 
-/* The product of two operands is the sum of so many of their parts. */
-enum { PRODUCTS = THREE_PRODUCTS ? 3 : 1 };
-
-/* One of them, the smallest first. Columns of two tiles. */
-FA_DEVICE void multiply_parts(float sum[2][4], const high_low *a, const high_low *b, int product)
-{
-    if (product == PRODUCTS - 1) multiply_pair(sum, a->high, b->high);
-    else multiply_pair(sum, product ? a->high : a->low, product ? b->low : b->high);
-}
-
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
 /* The products of 16 columns. Sums of three products begin from 0. */

@@ -137,10 +137,6 @@ FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
     }
 }
 
-#endif
-
-#if FA_ELEMENT_BYTES(ELEMENT) == 4
-
 /* ---- Queries and dout as float16 parts ------------------------------------------------------- */
 
 /* A lane takes one number of each unit of 32 columns, which together are a unit of high parts and one

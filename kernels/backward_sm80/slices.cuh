@@ -16,7 +16,6 @@
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/tile_part.cuh"
-#include "common/x2.cuh"
 #include "ptx/shared.cuh"
 
 #if SLICES

@@ -10,7 +10,7 @@
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 
-#if TF32
+#if HIGH_LOW
 
 FA_DEVICE void store_gradient(const fa_key_tile *k, const fa_kernel_view *view,
                               const fa_gradient *g, const fa_layout *l, int columns, float scale)

@@ -8,7 +8,6 @@
 #include "backward_sm80/options.cuh"
 #include "backward_sm80/work.cuh"
 #include "common/x2.cuh"
-#include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
 
 /* Of two neighbouring queries. */
@@ -107,7 +106,7 @@ FA_DEVICE void make_ds(const fa_scores *weights, fa_scores *dp, uint32_t rows, f
 
 FA_DEVICE void pack(fa_weights *to, const fa_scores *from)
 {
-#if TF32
+#if HIGH_LOW
 #pragma unroll
     for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 4; i++)
         to->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 2 * 2 + i % 4 / 2] =
@@ -121,6 +120,8 @@ FA_DEVICE void pack(fa_weights *to, const fa_scores *from)
 #endif
 }
 
+#if !HIGH_LOW
+
 /* To shared memory, a row for each key. to: where the lane's word of the first key and of query 0 of the tile goes; unit: of the
  * first query. */
 FA_DEVICE void share_weights(const fa_weights *x, uint32_t to, int unit)
@@ -132,5 +133,7 @@ FA_DEVICE void share_weights(const fa_weights *x, uint32_t to, int unit)
             ptx_st_shared_u32(fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit + n),
                               x->at[i / 2][n][i % 2]);
 }
+
+#endif
 
 #endif

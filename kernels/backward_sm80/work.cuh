@@ -25,7 +25,7 @@ typedef struct block_work {
     /* Rows outside are not read, for they may hold NaN: keys that some query sees, counted from the block's first; queries
      * that see some key. */
     int32_t seen_key_from, seen_key_to, seen_query_from, seen_query_to;
-#if TF32
+#if HIGH_LOW
     float *dq; /* the sequence's first row in the caller's dq, of the first head */
 #endif
 #if OPTIONS
@@ -107,7 +107,7 @@ FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
     w->number = find_tile_number(p, &w->sequence, s->q_tiles);
-#if TF32
+#if HIGH_LOW
     const fa_tile *t = &w->sequence;
     w->dq = (float *)(void *)fa_view_row(&all->dq, t->block_q, t->start_q, t->head);
 #endif

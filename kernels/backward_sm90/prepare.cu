@@ -1,6 +1,7 @@
 /*
  * The first launch of backward_sm90: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ; where they
- * are wanted, delta for later launches, and zeros in the counters of dS that is left. Bound by memory. The last heads come first: those that the next launch begins with are in the L2 cache then.
+ * are wanted, delta for later launches, and zeros in the counters of dS that is left. Bound by memory. The last heads come
+ * first: those that the next launch begins with are in the L2 cache then.
  */
 #include "backward_sm90/backward_sm90.h"
 

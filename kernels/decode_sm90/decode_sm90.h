@@ -77,10 +77,9 @@
 typedef struct fa_decode_sm90_params {
     fa_sm90_map k, v;             /* boxes of box_rows rows */
     fa_sm90_steps k_step, v_step; /* factors of their indices */
-    int32_t box_rows;  /* a power of two: those of a key tile, or a divisor of it and of a page's
-                                   * rows */
-    int32_t box_shift; /* its logarithm */
-    int32_t stages;    /* that are used; the launch has shared memory for these at least */
+    int32_t box_rows;             /* a key tile's, or a divisor of them and of a page's */
+    int32_t box_shift;            /* box_rows is 2 to that power */
+    int32_t stages;               /* that are used; there may be shared memory for more */
     fa_decode_divisors divisors;
 } fa_decode_sm90_params;
 

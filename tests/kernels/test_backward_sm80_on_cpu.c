@@ -731,11 +731,6 @@ static struct {
     uint8_t mask[UNEVEN_Q * UNEVEN_K];
 } uneven;
 
-/* Gradients in float64. */
-static struct {
-    double dq[UNEVEN_Q * UNEVEN_DIM], dk[UNEVEN_K * UNEVEN_DIM], dv[UNEVEN_K * UNEVEN_DIM];
-} exact;
-
 static void fill_rows(ref_random *random, float *rows, int n, int dim, double scale, int bits)
 {
     for (int i = 0; i < n; i++) {
@@ -787,59 +782,6 @@ static void make_uneven(int dim, uneven_case of)
     for (int i = 0; i < UNEVEN_Q; i++) {
         if (of == HUGE_MASKED_KEY) uneven.mask[i * UNEVEN_K + HUGE_KEY] = 0;
         if (of == HUGE_BIASED_KEY) uneven.bias[i * UNEVEN_K + HUGE_KEY] = -INFINITY;
-        for (int j = 0; j < UNEVEN_K && of == HUGE_FUTURE_KEY; j++)
-            uneven.mask[i * UNEVEN_K + j] = j <= i + UNEVEN_K - UNEVEN_Q;
-    }
-}
-
-static double multiply_rows(const float *a, const float *b, int dim)
-{
-    double sum = 0;
-    for (int c = 0; c < dim; c++) sum += (double)a[c] * (double)b[c];
-    return sum;
-}
-
-/* Weights of a query; its row of out, and lse. */
-static void attend_exactly(int i, int dim, double weights[UNEVEN_K])
-{
-    double most = -INFINITY, sum = 0;
-    for (int j = 0; j < UNEVEN_K; j++) {
-        const bool sees = uneven.mask[i * UNEVEN_K + j] && uneven.bias[i * UNEVEN_K + j] == 0;
-        weights[j] = sees ? multiply_rows(uneven.q + i * dim, uneven.k + j * dim, dim) / sqrt(dim)
-                          : -INFINITY;
-        most = fmax(most, weights[j]);
-    }
-    for (int j = 0; j < UNEVEN_K; j++) sum += weights[j] = exp(weights[j] - most);
-    for (int j = 0; j < UNEVEN_K; j++) weights[j] /= sum;
-    for (int c = 0; c < dim; c++) {
-        double x = 0;
-        for (int j = 0; j < UNEVEN_K; j++)
-            if (weights[j] > 0) x += weights[j] * (double)uneven.v[j * dim + c];
-        uneven.out[i * dim + c] = (float)x;
-    }
-    uneven.lse[i] = (float)(most + log(sum));
-}
-
-static void find_exact_gradients(int dim)
-{
-    memset(&exact, 0, sizeof exact);
-    for (int i = 0; i < UNEVEN_Q; i++) {
-        double weights[UNEVEN_K], dp[UNEVEN_K] = {0}, delta = 0;
-        attend_exactly(i, dim, weights);
-        for (int j = 0; j < UNEVEN_K; j++) {
-            if (weights[j] == 0) continue;
-            dp[j] = multiply_rows(uneven.dout + i * dim, uneven.v + j * dim, dim);
-            delta += weights[j] * dp[j];
-        }
-        for (int j = 0; j < UNEVEN_K; j++) {
-            const double ds = weights[j] * (dp[j] - delta) / sqrt(dim);
-            if (weights[j] == 0) continue;
-            for (int c = 0; c < dim; c++) {
-                exact.dv[j * dim + c] += weights[j] * (double)uneven.dout[i * dim + c];
-                exact.dk[j * dim + c] += ds * (double)uneven.q[i * dim + c];
-                exact.dq[i * dim + c] += ds * (double)uneven.k[j * dim + c];
-            }
-        }
     }
 }
 
@@ -868,7 +810,19 @@ static double allow_row_error(uneven_case of, fa_precision precision)
     return rounding * (of == UNATTENDED_KEY ? 4 * 44 : 16);
 }
 
-static void run_uneven(int dim, uneven_case of, fa_precision precision)
+/* out and lse, and what gradients should be, by the reference. */
+static void attend_uneven(const ref_inputs *in, const fa_tensor *dout, ref_gradients *exact)
+{
+    ref_array out, lse;
+    ref_forward(in, &out, &lse);
+    for (int64_t i = 0; i < out.shape[1] * out.shape[3]; i++) uneven.out[i] = (float)out.value[i];
+    for (int i = 0; i < UNEVEN_Q; i++) uneven.lse[i] = (float)lse.value[i];
+    ref_array_free(&out);
+    ref_array_free(&lse);
+    ref_backward(in, dout, NULL, NULL, exact);
+}
+
+static void run_uneven(int dim, uneven_case of, fa_precision precision, ref_gradients *exact)
 {
     const bool is_mask = of == HUGE_MASKED_KEY;
     const fa_tensor scores = {.data = is_mask ? (void *)uneven.mask : uneven.bias,
@@ -897,6 +851,8 @@ static void run_uneven(int dim, uneven_case of, fa_precision precision)
     fa_cuda_plan plan;
     m.memory.list[0] =
         (ref_buffer){.name = "arrays", .data = (char *)&uneven, .bytes = sizeof uneven};
+    attend_uneven(&(ref_inputs){.q = call.q, .k = call.k, .v = call.v, .options = options},
+                  &gradients.dout, exact);
     device = devices[H200];
     const fa_status status =
         make_plan(&call, &gradients, &options, &p, &plan, message, sizeof message);
@@ -907,14 +863,15 @@ static void run_uneven(int dim, uneven_case of, fa_precision precision)
 static void test_uneven_rows(int dim, uneven_case of, fa_precision precision)
 {
     const double allowed = allow_row_error(of, precision);
+    ref_gradients exact;
     make_uneven(dim, of);
-    find_exact_gradients(dim);
     corrected_weights = precision != FA_PRECISION_TF32;
-    run_uneven(dim, of, precision);
+    run_uneven(dim, of, precision, &exact);
     corrected_weights = false;
-    const double errors[] = {find_row_error(uneven.dq, exact.dq, UNEVEN_Q, dim),
-                             find_row_error(uneven.dk, exact.dk, UNEVEN_K, dim),
-                             find_row_error(uneven.dv, exact.dv, UNEVEN_K, dim)};
+    const double errors[] = {find_row_error(uneven.dq, exact.dq.value, UNEVEN_Q, dim),
+                             find_row_error(uneven.dk, exact.dk.value, UNEVEN_K, dim),
+                             find_row_error(uneven.dv, exact.dv.value, UNEVEN_K, dim)};
+    ref_gradients_free(&exact);
     for (int i = 0; i < 3; i++)
         CHECK(errors[i] < allowed, "d %d, case %d, precision %d: a row of %s is off by %g", dim,
               (int)of, (int)precision, (const char *[]){"dq", "dk", "dv"}[i], errors[i]);
