@@ -25,16 +25,17 @@
  *
  * RULES THAT HOLD EVERYWHERE
  *   - The library never prints, exits or aborts. Every call that can fail returns an fa_status, and
- *     fa_last_error() then holds a sentence naming the argument, its value and what was expected.
+ *     fa_last_error() then returns a sentence with the argument, its value and what was expected.
  *     After an error, outputs hold unspecified values, and nothing else has changed.
  *   - Thread safety: every function may be called from any number of threads at once, also from
- *     inside OpenMP regions, as long as no two calls write the same memory. fa_last_error() is kept
- *     per thread.
- *   - Processes: calls on the CPU work, with threads, in the child of a fork, whatever the parent's
- *     threads were doing. (CUDA itself does not work in the child of a process that has used it.) A
- *     shared library that has been loaded stays: dlclose does not take it away from its threads.
+ *     inside OpenMP regions, as long as no two calls write the same memory. Each thread has its own
+ *     fa_last_error().
+ *   - Processes: calls on the CPU work in the child of a fork, with any number of threads, whatever
+ *     the parent's threads were doing. (CUDA itself does not work in the child of a process that has
+ *     used it.) Once loaded, a shared library is never unloaded: dlclose leaves it in memory, because
+ *     its threads run its code.
  *   - Aliasing: outputs must not overlap inputs or each other. Inputs may overlap each other.
- *   - Alignment: data pointers must be aligned to their element's size; nothing more is needed.
+ *   - Alignment: data pointers must be aligned to the size of their elements.
  *   - Sizes and strides are 64-bit and count elements, never bytes. Tensors may hold more than 2^31
  *     elements.
  *   - Inputs that no query may see (padding behind a sequence's length, unused pages, masked keys)
@@ -60,12 +61,12 @@ extern "C" {
  * 1. Version
  * ---------------------------------------------------------------------------------------------- */
 
-/* The version is written here alone; the build reads it. */
+/* The only definition of the version; the build reads it. */
 #define FA_VERSION_MAJOR 0
 #define FA_VERSION_MINOR 1
 #define FA_VERSION_PATCH 0
 
-/* The version of the library that is loaded: major * 10000 + minor * 100 + patch. */
+/* The version of the loaded library: major * 10000 + minor * 100 + patch. */
 FA_API int fa_version(void);
 
 /* The same as text, for example "0.1.0". */
@@ -75,7 +76,7 @@ FA_API const char *fa_version_string(void);
  * 2. Status and errors
  * ---------------------------------------------------------------------------------------------- */
 
-/* The values are pinned: they never change meaning. */
+/* These values never change their meaning. */
 typedef enum fa_status {
     FA_OK = 0,
     FA_ERROR_ARGUMENT = 1,    /* an argument is wrong: shape, stride, dtype, pointer, option      */
@@ -88,8 +89,8 @@ typedef enum fa_status {
 /* The name of a status, for example "FA_ERROR_ARGUMENT"; "unknown status" for any other value. */
 FA_API const char *fa_status_name(fa_status status);
 
-/* What went wrong in this thread's latest call that failed; "" if none has failed. The text stays
- * valid until this thread's next failing call. Never NULL. */
+/* The error of this thread's latest call that failed; "" if none has failed. The text stays valid
+ * until this thread's next failing call. Never NULL. */
 FA_API const char *fa_last_error(void);
 
 /* ------------------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ typedef enum fa_dtype {
     FA_BFLOAT16 = 2,    /* the upper half of a float32                                            */
     FA_FLOAT8_E4M3 = 3, /* OCP 8-bit float, 4 exponent bits, no infinities; inputs only           */
     FA_BOOL = 4,        /* one byte; 0 is false, anything else is true; masks only                */
-    FA_INT8 = 5         /* -127 to 127 times a scale; caches of keys and values only              */
+    FA_INT8 = 5         /* -127 to 127, times a scale; caches of keys and values only             */
 } fa_dtype;
 
 /* Bytes per element; 0 for an unknown dtype. */
@@ -118,8 +119,8 @@ FA_API const char *fa_dtype_name(fa_dtype dtype);
  * weights they are (batch, head, query, key). Element (a, b, c, d) lies at
  *     data + (a*stride[0] + b*stride[1] + c*stride[2] + d*stride[3]) * element size.
  * Strides count elements. They may be negative or 0 (broadcast) in inputs. For q, k, v, out and their
- * gradients stride[3] must be 1 (where shape[3] > 1); bias and mask may have any strides. In an output
- * no two elements may share an address. data may be NULL where some extent is 0.
+ * gradients stride[3] must be 1 (if shape[3] > 1); bias and mask may have any strides. In an output
+ * no two elements may share an address. data may be NULL if an extent is 0.
  */
 typedef struct fa_tensor {
     void *data;
@@ -147,67 +148,66 @@ typedef enum fa_device {
     FA_DEVICE_CUDA = 2
 } fa_device;
 
-/* How exactly float32 inputs are multiplied. It counts where q, k and v are float32; other types are
- * multiplied as they are, and ignore it. A backend may always be more exact than asked: the CPU computes
- * in float32 whatever is asked, and so does CUDA where it has no kernels with fewer bits (fa_weights,
- * backward of head dims above 256 with less shared memory than Hopper has, older devices). fa_describe
- * says what a call does. All sums are float32. */
+/* How exactly float32 inputs are multiplied. This has an effect only if q, k and v are float32. A
+ * backend may always be more exact than requested: the CPU always computes in float32, and so does
+ * CUDA where it has no kernels with fewer bits (fa_weights, backward of head dims above 256 with less
+ * shared memory than Hopper has, older devices). fa_describe tells what a call does. All sums are
+ * float32. */
 typedef enum fa_precision {
-    FA_PRECISION_FLOAT32 = 0, /* errors of float32's size, by whatever products are fastest       */
-    FA_PRECISION_TF32 = 1,    /* operands of products, the weights too, may be rounded to 11 bits on
-                               * tensor cores: to tf32, or to float16 times a power of two for
+    FA_PRECISION_FLOAT32 = 0, /* errors of float32's size, by the fastest products                */
+    FA_PRECISION_TF32 = 1,    /* operands of products, including weights, may be rounded to 11 bits
+                               * on tensor cores: to tf32, or to float16 times a power of two for
                                * each row                                                         */
-    FA_PRECISION_IEEE = 2     /* products and sums of float32 numbers in IEEE 754's arithmetic    */
+    FA_PRECISION_IEEE = 2     /* products and sums in IEEE 754's float32 arithmetic               */
 } fa_precision;
 
 /* Bits of fa_options.flags. */
 enum {
     FA_CAUSAL = 1 << 0,        /* query i sees only keys j <= i + diagonal                        */
-    FA_DIAGONAL = 1 << 1,      /* the field diagonal counts; without it diagonal = n_k - n_q      */
-    FA_WINDOW = 1 << 2,        /* the fields window_left and window_right count                   */
-    FA_SCALE = 1 << 3,         /* the field scale counts even if it is 0                          */
-    FA_DETERMINISTIC = 1 << 4, /* the same bits from run to run, backward too (the CPU: always)   */
-    FA_BATCH_INVARIANT = 1 << 5 /* a sequence's bits do not depend on what else is in the batch
-                                   (the CPU: always)                                              */
+    FA_DIAGONAL = 1 << 1,      /* use the field diagonal; without it diagonal = n_k - n_q         */
+    FA_WINDOW = 1 << 2,        /* use the fields window_left and window_right                     */
+    FA_SCALE = 1 << 3,         /* use the field scale even if it is 0                             */
+    FA_DETERMINISTIC = 1 << 4, /* the same bits from run to run, also in backward (always on CPU) */
+    FA_BATCH_INVARIANT = 1 << 5 /* a sequence's bits do not depend on the rest of the batch
+                                   (always on the CPU)                                            */
 };
 
 /*
- * What the options mean, the same on every backend. For batch item b, query head h (which reads
- * key/value head h / (Hq/Hkv)), query i in [0, n_q) and key j in [0, n_k), n_q and n_k being the
- * lengths of that batch item:
+ * What the options mean. This is the same on every backend. For batch item b with lengths n_q and n_k,
+ * query head h (which reads key/value head h / (Hq/Hkv)), query i in [0, n_q) and key j in [0, n_k):
  *
  *   1. x = scale * (q_i . k_j)
  *   2. x = softcap * tanh(x / softcap)                     if softcap > 0
  *   3. x = x - slope_h * |i + diagonal - j|                if alibi_slopes
  *   4. x = x + bias[b, h, i, j]                            if bias
- *   5. x = -infinity unless query i may see key j. It may if every one of these allows it:
+ *   5. x = -infinity unless query i may see key j. It may if all of these that are set allow it:
  *        FA_CAUSAL:  j <= i + diagonal
  *        FA_WINDOW:  i + diagonal - window_left <= j <= i + diagonal + window_right  (-1: no limit)
- *        attention_chunk c > 0:  floor(j / c) = floor((i + diagonal) / c): the key is in the chunk of c
- *                    positions that the query is in
+ *        attention_chunk c > 0:  floor(j / c) = floor((i + diagonal) / c): key and query are in the
+ *                    same chunk of c positions
  *        mask:       mask[b, h, i, j] != 0
  *   6. lse_i = log( sum_j exp(x_ij) + exp(sink_h) )        natural logarithm; the sink's term if sinks
  *   7. p_ij  = exp(x_ij - lse_i)
- *   8. p_ij  = keep_ij ? p_ij / (1 - dropout_p) : 0        if dropout_p > 0; lse is left alone
+ *   8. p_ij  = keep_ij ? p_ij / (1 - dropout_p) : 0        if dropout_p > 0; lse does not change
  *   9. out_i = sum_j p_ij v_j
  *
  * diagonal is n_k - n_q unless FA_DIAGONAL is set: the masks are aligned to the bottom right, so that
  * the last query sees the last key, as in FlashAttention 2.1 and later. It is computed for each batch
- * item from that item's own lengths.
+ * item from the lengths of that item.
  *
  * A query that sees no key gives out = 0 and lse = -infinity (with a sink: out = 0, lse = sink), and
- * its gradients are exactly 0. A sequence of length 0 is legal. A logit of +infinity or NaN makes its
- * own row NaN and no other.
+ * its gradients are exactly 0. A sequence of length 0 is legal. A logit of +infinity or NaN makes only
+ * its own row NaN.
  *
  * dropout: keep_ij = (r >= t), t = min(round(65536 * dropout_p), 65535) (t = 0: no dropout), where r is
  * the 16-bit half (2*((j>>3)&3) + (j&1)) (little endian) of the 128-bit block
  * Philox-4x32-7(counter, key) (Salmon et al., SC 2011), with
  *   counter = { 4*(j>>5) + ((j>>1)&3), i, b*Hq + h + hi(offset), lo(offset) },
  *   key     = { lo(seed), hi(seed) },
- * lo and hi being the 32-bit halves and all sums modulo 2^32. The same bits come out on every backend,
- * in forward and backward.
+ * where lo and hi are the 32-bit halves and all sums are modulo 2^32. Every backend uses these bits, in
+ * forward and backward.
  *
- * Lengths. Three ways to say them, separately for the queries and for the keys and values:
+ * Lengths. There are three ways to give them, separately for the queries and for the keys and values:
  *   - equal lengths: n_q = q.shape[1], n_k = k.shape[1];
  *   - padded: seqlens_q[b] (seqlens_k[b]) of the rows of batch item b are used, the rest is ignored;
  *   - packed: cu_seqlens_q (cu_seqlens_k) has num_sequences + 1 non-decreasing entries; sequence b is
@@ -218,18 +218,18 @@ enum {
  *
  * Paged keys and values: with block_table, k and v have shape (pages, page_size, Hkv, dim), and key j
  * of batch item b is row j % page_size of page block_table[b*block_table_stride + j/page_size].
- * seqlens_k is then required, and table entries behind a sequence's last page are not read.
+ * seqlens_k is then required, and table entries after a sequence's last page are not read.
  *
- * Wrong lengths, cumulative lengths, table entries and rows of fa_weights are an error on the CPU, which
+ * On the CPU, wrong lengths, cumulative lengths, table entries and rows of fa_weights are an error that
  * names the array, the index and the value. On CUDA they lie in device memory, which the host does not
- * read: kernels take a length below 0 as 0 and one beyond the room that the tensor or the block table
- * has as that room, so that reads and writes stay inside; page numbers are followed as they are, and
- * max_seqlen_q and max_seqlen_k are believed: rows beyond the first may be left as they are. FA_CHECK=1
- * (section 7) finds them there, too.
+ * read. Kernels clamp a length to the range from 0 to what the tensor or the block table has room for,
+ * so that reads and writes stay inside. Page numbers are used as they are. max_seqlen_q and max_seqlen_k
+ * are trusted: query rows beyond max_seqlen_q may be left unwritten. FA_CHECK=1 (section 7) finds wrong
+ * values on CUDA as well.
  */
 typedef struct fa_options {
-    /* sizeof(fa_options) as the caller compiled it; 0 is read as the size in version 0.1. Fields
-     * behind that size count as 0. A zeroed struct means plain softmax(Q K^T / sqrt(d)) V. */
+    /* sizeof(fa_options) as compiled by the caller; 0 means the size in version 0.1. Fields beyond
+     * that size count as 0. A zeroed struct means plain softmax(Q K^T / sqrt(d)) V. */
     size_t size;
 
     uint32_t flags;   /* FA_CAUSAL | ...                                                           */
@@ -243,7 +243,7 @@ typedef struct fa_options {
 
     const fa_tensor *bias; /* (batch, Hq, n_q, n_k), float32, float16 or bfloat16. An extent of 1
                             * broadcasts, as does a stride of 0. NULL: none                        */
-    const fa_tensor *mask; /* the same shape, FA_BOOL: true means "may see". NULL: none            */
+    const fa_tensor *mask; /* the same shape, FA_BOOL; true: the query may see the key. NULL: none */
 
     const float *alibi_slopes;  /* float32 (Hq), or (batch, Hq) with a stride. NULL: none          */
     int64_t alibi_batch_stride; /* elements from one batch item's slopes to the next; 0: shared    */
@@ -252,51 +252,49 @@ typedef struct fa_options {
     float dropout_p;               /* 0 <= p < 1                                                   */
     uint64_t dropout_seed;
     uint64_t dropout_offset;
-    const uint64_t *dropout_state; /* {seed, offset} read when the kernel runs, in the device's own
-                                    * memory; instead of the two fields above. For CUDA graphs      */
+    const uint64_t *dropout_state; /* {seed, offset} in the memory of the device, read when the kernel
+                                    * runs; replaces the two fields above. For CUDA graphs          */
 
-    int64_t num_sequences;       /* with cu_seqlens: how many; else 0                              */
+    int64_t num_sequences;       /* with cu_seqlens: the number of sequences; else 0               */
     const int32_t *cu_seqlens_q; /* (num_sequences + 1). NULL: not packed                          */
     const int32_t *cu_seqlens_k;
     const int32_t *seqlens_q;    /* (batch). NULL: all rows are used                               */
     const int32_t *seqlens_k;
-    int64_t max_seqlen_q; /* with cu_seqlens: a bound on the lengths, so that CUDA need not read   */
-    int64_t max_seqlen_k; /* them; 0: unknown. On the CPU a bound that is too small is an error    */
+    int64_t max_seqlen_q; /* with cu_seqlens: a bound of the lengths, which the host does not read */
+    int64_t max_seqlen_k; /* on CUDA; 0: unknown. On the CPU a bound that is too small is an error */
 
     const int32_t *block_table; /* (batch, block_table_stride): page numbers. NULL: not paged      */
     int64_t block_table_stride; /* table entries per batch item                                    */
 
-    const float *q_descale; /* float32 (batch, Hkv): inputs of 8 bits stand for data * descale.
-                             * NULL: 1                                                             */
+    const float *q_descale; /* float32 (batch, Hkv): an 8-bit input means data * descale. NULL: 1  */
     const float *k_descale;
     const float *v_descale;
 
-    int32_t threads; /* CPU: how many threads may work at once; 0: OpenMP's choice (one without
-                      * OpenMP, or inside a parallel region), fewer for tiny problems. Fewer where
-                      * there is less to do, or more cannot be started; never more than 1024. Never
-                      * changes a bit of a result                                                  */
+    int32_t threads; /* CPU: the largest number of threads; 0: OpenMP's choice (one without OpenMP, or
+                      * inside a parallel region), fewer for tiny problems. Fewer are used if there is
+                      * less to do or if threads cannot be started; never more than 1024. The number
+                      * does not change any bit of a result                                        */
     int32_t reserved; /* 0 */
 
     void *stream;          /* CUDA: the CUstream (cudaStream_t) to work on; NULL: the default one  */
-    void *workspace;       /* CUDA: device memory of fa_workspace_size() bytes, aligned to 256     */
+    void *workspace;       /* CUDA: fa_workspace_size() bytes of device memory, aligned to 256     */
     size_t workspace_size; /* its size in bytes                                                    */
 
-    /* fa_combine: (num_parts, 3) in host memory: the elements from one batch item, head and query of a
-     * part_lse to the next; any that stay inside 63 bits. NULL: all are contiguous. Not in version
-     * 0.1, so size must be set                                                                       */
+    /* fa_combine: (num_parts, 3) in host memory: for each part_lse, the strides of batch item, head and
+     * query in elements; offsets must fit into 63 bits. NULL: all are contiguous. Not in version 0.1,
+     * so size must be set                                                                            */
     const int64_t *part_lse_stride;
 
-    /* Behind version 0.1, too. */
+    /* The following fields are not in version 0.1 either. */
     int64_t attention_chunk; /* > 0: chunked attention (Llama 4), with FA_CAUSAL or without; 0: none. On
-                              * CUDA in the kernels on FMA units alone                             */
-    /* float32 (blocks, rows, Hkv, 1), the first three extents those of k (and v), or 1 where all share a
-     * scale: an element of k, which must be float8_e4m3 or int8, stands for itself times the scale. So
-     * there is one for the tensor, for each head, for each token and head, or what else the extents
-     * say; fa_append writes them. In place of k_descale (v_descale). NULL: 1. On CUDA in fa_forward
-     * and fa_decode                                                                                  */
+                              * CUDA only the kernels on FMA units support it                      */
+    /* float32 (blocks, rows, Hkv, 1). Each of the first three extents is that of k (and v), or 1 if all
+     * share a scale: for example one scale for the tensor, for each head, or for each token and head.
+     * An element of k, which must be float8_e4m3 or int8, means its value times the scale. fa_append
+     * writes scales. They replace k_descale (v_descale). NULL: 1. On CUDA in fa_forward and fa_decode  */
     const fa_tensor *k_scale;
     const fa_tensor *v_scale;
-    fa_precision precision; /* of float32 inputs                                                   */
+    fa_precision precision; /* for float32 inputs                                                  */
     int32_t reserved_2;     /* 0                                                                   */
 } fa_options;
 
@@ -317,8 +315,9 @@ static inline fa_options fa_options_init(void)
  * 5. The calls
  *
  * Shapes: B = batch (num_sequences when packed), Hq and Hkv heads (Hq a multiple of Hkv), d the head
- * dim of q and k, from 1 to 576, d_v that of v and out, from 1 to 512. Latent attention (MLA) has 576 and
- * 512: its values are the first 512 columns of its keys, and v then is a tensor with k's data and strides.
+ * dim of q and k, from 1 to 576, d_v the head dim of v and out, from 1 to 512. In latent attention (MLA)
+ * they are 576 and 512: the values are the first 512 columns of the keys, and v is a tensor with k's data
+ * and strides. On CUDA, fa_backward takes d to 512.
  *     q   (B, n_q, Hq,  d)         packed: (1, total_q, Hq,  d)
  *     k   (B, n_k, Hkv, d)         packed: (1, total_k, Hkv, d)     paged: (pages, page_size, Hkv, d)
  *     v   (B, n_k, Hkv, d_v)       packed: (1, total_k, Hkv, d_v)   paged: (pages, page_size, Hkv, d_v)
@@ -327,37 +326,37 @@ static inline fa_options fa_options_init(void)
  * Types: q, k, v are float32, float16, bfloat16 or float8_e4m3, k and v also int8 (not in fa_weights on
  * CUDA); out and gradients are float32, float16 or bfloat16. They may differ from each other on the CPU.
  * Sums are kept in float32.
- * options may be NULL: the same as a zeroed struct.
+ * options may be NULL, which means the same as a zeroed struct.
  *
- * On CUDA all pointers except the structs themselves are device pointers; work is queued on
- * options->stream in the current context, nothing is synchronized or allocated, and the call can be
- * captured into a graph. On the CPU the call returns when the result is there; scratch memory is
- * allocated for the duration of the call.
+ * On CUDA all pointers except the structs themselves are device pointers. The call queues its work on
+ * options->stream in the current context, synchronizes and allocates nothing, and can be captured into
+ * a graph. On the CPU the call returns when the result is complete; scratch memory is allocated for the
+ * duration of the call.
  * ---------------------------------------------------------------------------------------------- */
 
 /*
  * Forward: writes out, and lse unless it is NULL.
- * Algorithm: FlashAttention-2, section 3.1, algorithm 1 (arXiv:2307.08691). Few queries go to the
- * algorithm of fa_decode; fa_describe says which.
+ * Algorithm: FlashAttention-2, section 3.1, algorithm 1 (arXiv:2307.08691). With few queries it is the
+ * algorithm of fa_decode; fa_describe tells which.
  */
 FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                             const fa_tensor *out, float *lse, const fa_options *options);
 
-/* What fa_backward reads and writes besides the forward's own tensors. Members whose data is NULL are
- * absent: a gradient that is absent is not written. */
+/* What fa_backward reads and writes in addition to the tensors of forward. Members whose data is NULL
+ * are absent: an absent gradient is not written. */
 typedef struct fa_gradients {
-    size_t size; /* sizeof(fa_gradients); 0 is read as the size in version 0.1 */
+    size_t size; /* sizeof(fa_gradients); 0 means the size in version 0.1 */
 
     fa_tensor dout;    /* in:  (B, n_q, Hq, d_v), the gradient of out                              */
     const float *dlse; /* in:  float32 like lse, the gradient of lse. NULL: zero                   */
 
     fa_tensor dq; /* out: shape of q                                                               */
-    fa_tensor dk; /* out: shape of k; paged: of the pages, where a page that several sequences share
-                   * gets the sum and an unused one gets 0                                         */
+    fa_tensor dk; /* out: shape of k. Paged: a page that several sequences share gets the sum of their
+                   * gradients, and an unused page gets 0                                          */
     fa_tensor dv; /* out: shape of v                                                               */
 
     fa_tensor dbias; /* out: (B or 1, Hq or 1, n_q or 1, n_k or 1): summed over the axes of extent 1.
-                      * Needs options->bias. Any strides, no two elements at one address.          */
+                      * Needs options->bias. Any strides; no two elements may share an address     */
     float *dsinks;   /* out: float32 (Hq). Needs options->sinks                                    */
 } fa_gradients;
 
@@ -374,8 +373,8 @@ static inline fa_gradients fa_gradients_init(void)
 #endif
 
 /*
- * Backward: the gradients of a scalar loss, given those of out and lse. out and lse are those that
- * fa_forward returned for the same inputs and options (dropout: the same seed and offset).
+ * Backward: the gradients of a scalar loss, given its gradients of out and lse. out and lse must be the
+ * results of fa_forward for the same inputs and options (dropout: the same seed and offset).
  * Algorithm: FlashAttention-2, section 3.1.2, algorithm 2: the weights are recomputed from lse.
  * With dlse, rowsum(dout * out) becomes rowsum(dout * out) - dlse. Inputs of 8 bits: unsupported.
  * On a GPU dq, and a dbias that batch items or heads share, may differ in their last bits from run to
@@ -386,11 +385,11 @@ FA_API fa_status fa_backward(const fa_tensor *q, const fa_tensor *k, const fa_te
                              const fa_options *options);
 
 /*
- * Decode: one or a few new queries against a long key/value cache. The same function of the same
- * arguments as fa_forward; the keys are split into parts of a fixed length that are computed side by
- * side and merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023), and each key and value is
- * read once for all the query heads that share it. Many queries (n_q * Hq/Hkv > 32) go to the
- * algorithm of fa_forward; fa_describe says which.
+ * Decode: one or a few new queries against a long key/value cache. Arguments and results are those of
+ * fa_forward. The keys are split into parts, which are computed in parallel and merged by their
+ * log-sum-exp (Flash-Decoding, Dao et al. 2023), and each key and value is read once for all the query
+ * heads that share it. With many queries (on the CPU n_q * Hq/Hkv > 32) it is the algorithm of
+ * fa_forward; fa_describe tells which.
  */
 FA_API fa_status fa_decode(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                            const fa_tensor *out, float *lse, const fa_options *options);
@@ -398,14 +397,14 @@ FA_API fa_status fa_decode(const fa_tensor *q, const fa_tensor *k, const fa_tens
 /* Bits of fa_append_options.flags. */
 enum {
     FA_ROTARY_INTERLEAVED = 1 << 0, /* pairs are columns 2i and 2i+1; without it i and i + r/2    */
-    FA_ROTARY_ONE_POSITION = 1 << 1, /* a sequence's queries all have the position of its first   */
-    FA_WRITE_SCALES = 1 << 2 /* scales are found for each row and head, and written               */
+    FA_ROTARY_ONE_POSITION = 1 << 1, /* all queries of a sequence have the position of the first  */
+    FA_WRITE_SCALES = 1 << 2 /* compute and write the scale of each row and head                  */
 };
 
 /*
- * What fa_append does beside writing; in the style of fa_options. B: the batch, which is k_new.shape[0],
- * or num_sequences where k_new or q are packed. On CUDA all arrays lie in device memory, and the host
- * does not read them: lengths may be the device's alone, and a captured graph serves any.
+ * The options of fa_append, in the style of fa_options. B is the batch: k_new.shape[0], or num_sequences
+ * if k_new or q are packed. On CUDA all arrays lie in device memory and the host does not read them, so
+ * a captured graph works for any lengths.
  */
 typedef struct fa_append_options {
     size_t size; /* sizeof(fa_append_options) */
@@ -413,17 +412,17 @@ typedef struct fa_append_options {
     uint32_t flags;   /* FA_ROTARY_INTERLEAVED | ...                                               */
     fa_device device; /* where to compute                                                          */
 
-    /* Number t of the new keys of sequence b goes to row left_padding[b] + lengths[b] + t of entry
+    /* New key t of sequence b is written to row left_padding[b] + lengths[b] + t of entry
      * cache_index[b] of the cache. */
     const int32_t *lengths;      /* (B): keys in the cache before the call. NULL: 0                */
-    const int32_t *left_padding; /* (B): rows in front of the sequence's first key. NULL: 0        */
-    const int32_t *cache_index;  /* (B): which entry of axis 0 of the cache, or row of the block
-                                  * table, is the sequence's. NULL: entry b                        */
+    const int32_t *left_padding; /* (B): rows before the sequence's first key. NULL: 0             */
+    const int32_t *cache_index;  /* (B): the sequence's entry of axis 0 of the cache, or its row of the
+                                  * block table. NULL: entry b                                     */
 
-    int64_t num_sequences;         /* with cu_seqlens_new or cu_seqlens_q: how many; else 0        */
-    const int32_t *cu_seqlens_new; /* (num_sequences + 1) of k_new and v_new. NULL: not packed     */
-    const int32_t *cu_seqlens_q;   /* the same of q                                                */
-    const int32_t *seqlens_new;    /* (B): how many of its rows count. NULL: all                   */
+    int64_t num_sequences;         /* with cu_seqlens_new or cu_seqlens_q: their number; else 0    */
+    const int32_t *cu_seqlens_new; /* (num_sequences + 1) for k_new and v_new. NULL: not packed    */
+    const int32_t *cu_seqlens_q;   /* the same for q                                               */
+    const int32_t *seqlens_new;    /* (B): how many of a sequence's rows are used. NULL: all       */
     const int32_t *seqlens_q;
 
     const int32_t *block_table; /* (block_table_rows, block_table_stride): page numbers, as in
@@ -431,21 +430,20 @@ typedef struct fa_append_options {
     int64_t block_table_stride;
     int64_t block_table_rows; /* 0: B                                                              */
 
-    /* Rotary embedding of r columns, rotary_offset .. rotary_offset + r - 1, of keys and queries: the
-     * pair i of columns (x, y) becomes (x c - y s, y c + x s), with c and s in column i of row `position`
-     * of the tables. Number t of the new keys, and of the queries, of sequence b has position
-     * lengths[b] + t. */
+    /* Rotary embedding of r columns, rotary_offset .. rotary_offset + r - 1, of keys and queries: column
+     * pair i, (x, y), becomes (x c - y s, y c + x s), where c and s are column i of row `position` of
+     * the tables. New key t of sequence b has position lengths[b] + t, and so has query t. */
     const fa_tensor *cos; /* (1, positions, 1, r/2), float32, float16 or bfloat16. NULL: none      */
     const fa_tensor *sin; /* the same                                                              */
     int64_t rotary_offset;
-    const int32_t *rotary_positions; /* (B): in place of lengths. NULL: lengths                    */
+    const int32_t *rotary_positions; /* (B): replaces lengths as the first position. NULL: lengths */
     const fa_tensor *q;              /* queries to rotate. NULL: none                              */
-    const fa_tensor *q_out;          /* where they go. NULL: they stay where they are              */
+    const fa_tensor *q_out;          /* the rotated queries. NULL: q is overwritten                */
 
-    /* float32 (blocks, rows, Hkv, 1), the first three extents those of the cache, or 1 where all share a
-     * scale: an element of the cache, which must be float8_e4m3 or int8, stands for itself times the
-     * scale. They are read; with FA_WRITE_SCALES, for which no extent may be 1 in place of another, each
-     * row gets the scale that lets its largest element just fit. NULL: 1. */
+    /* float32 (blocks, rows, Hkv, 1). Each of the first three extents is that of the cache, or 1 if all
+     * share a scale. An element of the cache, which must be float8_e4m3 or int8, means its value times
+     * the scale. Scales are read, unless FA_WRITE_SCALES is set: then all three extents must be those of
+     * the cache, and each new row gets the scale with which its largest element just fits. NULL: 1. */
     const fa_tensor *k_scale;
     const fa_tensor *v_scale;
 
@@ -453,9 +451,9 @@ typedef struct fa_append_options {
     int32_t reserved; /* 0                                                                         */
     void *stream;     /* CUDA: as in fa_options                                                    */
 
-    /* (B), written: the keys that each sequence has in the cache after the call. That is lengths[b] and
-     * the new ones, at most what a sequence has room for behind its padding; 0 where lengths[b] is
-     * negative. The attention behind the call takes it as seqlens_k. NULL: none */
+    /* (B), written: the number of keys of each sequence in the cache after the call. This is lengths[b]
+     * plus the number of new keys, at most what the cache has room for after the padding, and 0 if
+     * lengths[b] is negative. Attention after this call can take it as seqlens_k. NULL: none */
     int32_t *lengths_after;
 } fa_append_options;
 
@@ -479,14 +477,15 @@ static inline fa_append_options fa_append_options_init(void)
  *   k_cache, v_cache  (blocks, rows, Hkv, d or d_v), paged: (pages, page_size, Hkv, d or d_v); those
  *                     types, float8_e4m3 or int8
  *   options->q        (B, n_q, Hq, d), packed: (1, total_q, Hq, d); q_out the same
- * v_new and v_cache may be NULL, together: keys alone (latent attention, whose values are a part of its
- * keys). Elements are rotated in float32 and rounded once. In 8 bits what does not fit becomes the
- * largest number that does. NaN stays NaN in float8_e4m3 and becomes 0 in int8, but a written scale is
- * then NaN. A written scale is else the row's largest magnitude divided by 448 or 127.
- * Rows of the cache that no new key goes to are left as they are, and so are rows of q_out of no sequence.
- * Nothing is written outside of the cache: on the CPU a length, an index or a page that leads there is an
- * error; on CUDA that key is left out (also one whose page number is negative, and all of a sequence whose
- * length is), and a position outside of the rotary tables is taken as their first or last. FA_CHECK does not look at these arrays. Two sequences
+ * v_new and v_cache may both be NULL: then only keys are written (latent attention, whose values are a
+ * part of its keys). Elements are rotated in float32 and rounded once. In 8 bits, numbers that are too
+ * large are clamped to the largest number. NaN stays NaN in float8_e4m3 and becomes 0 in int8, but a
+ * written scale is then NaN. Any other written scale is the row's largest magnitude divided by 448
+ * (float8_e4m3) or 127 (int8).
+ * Rows of the cache that get no new key do not change, and neither do rows of q_out of no sequence.
+ * Nothing is written outside of the cache. On the CPU a length, an index or a page number outside of it
+ * is an error. On CUDA such a key is not written, nor is any key of a sequence with a negative length,
+ * and positions are clamped to the rotary tables. FA_CHECK does not check these arrays. Two sequences
  * must not write the same row.
  */
 FA_API fa_status fa_append(const fa_tensor *k_new, const fa_tensor *v_new, const fa_tensor *k_cache,
@@ -500,22 +499,22 @@ FA_API fa_status fa_append(const fa_tensor *k_new, const fa_tensor *v_new, const
  *   out, lse   as in fa_forward; lse may be NULL
  *       lse = log sum_p exp(part_lse_p),   out = sum_p exp(part_lse_p - lse) * parts_p
  * A part whose lse is -infinity is empty: its values are not read. If all parts are empty, out = 0 and
- * lse = -infinity. num_parts may be any number, 0 too. On CUDA a launch takes 448; between the launches
- * for more, sums are kept in out and lse if out is float32 and lse is wanted, else in
- * options->workspace: B * Hq * n_q * (d_v + 1) * 4 bytes. A sink belongs into exactly one of the parts.
- * Of the options, only size, device, threads, stream, workspace, workspace_size, part_lse_stride,
- * FA_DETERMINISTIC and FA_BATCH_INVARIANT may be set.
+ * lse = -infinity. num_parts may be any number, including 0. On CUDA a launch merges up to 448 parts.
+ * For more parts there are several launches. Between them, sums are kept in out and lse if out is
+ * float32 and lse is not NULL, else in options->workspace: B * Hq * n_q * (d_v + 1) * 4 bytes. A sink
+ * must be included in exactly one of the parts. Of the options, only size, device, threads, stream,
+ * workspace, workspace_size, part_lse_stride, FA_DETERMINISTIC and FA_BATCH_INVARIANT may be set.
  */
 FA_API fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64_t num_parts,
                             const fa_tensor *out, float *lse, const fa_options *options);
 
 /*
  * Weights: the rows p_i of step 7 above (before dropout) for chosen queries.
- *   rows      int64 (num_rows): query positions in [0, n_q), the same ones for each batch item and
- *             head; NULL: all, and num_rows must then be n_q
+ *   rows      int64 (num_rows): query positions in [0, n_q), the same for each batch item and head;
+ *             NULL: all, and num_rows must then be n_q
  *   weights   (B, Hq, num_rows, n_k), float32, float16 or bfloat16, stride[3] = 1. With packed or
- *             padded lengths n_k is the longest; entries behind a sequence's own keys, and rows behind
- *             its own queries, are set to 0
+ *             padded lengths n_k is the longest length; entries after a sequence's keys, and rows after
+ *             its queries, are set to 0
  */
 FA_API fa_status fa_weights(const fa_tensor *q, const fa_tensor *k, const int64_t *rows,
                             int64_t num_rows, const fa_tensor *weights, const fa_options *options);
@@ -523,8 +522,8 @@ FA_API fa_status fa_weights(const fa_tensor *q, const fa_tensor *k, const int64_
 /* ------------------------------------------------------------------------------------------------
  * 6. Asking first
  *
- * The same checks and the same planning as the calls themselves. Data pointers are not followed and
- * may be NULL (lengths and tables that lie in host memory are not read either); out may be NULL. For
+ * These functions do the same checks and the same planning as the calls. Data pointers are not followed
+ * and may be NULL (lengths and tables in host memory are not read either); out may be NULL. For
  * FA_PASS_WEIGHTS v may be NULL.
  * ---------------------------------------------------------------------------------------------- */
 
@@ -535,19 +534,19 @@ typedef enum fa_pass {
     FA_PASS_WEIGHTS = 3
 } fa_pass;
 
-/* FA_OK if the call would run; else the status it would return, and fa_last_error() says why not. */
+/* FA_OK if the call would run; else the status that it would return, and fa_last_error() tells why. */
 FA_API fa_status fa_supported(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
                               const fa_tensor *v, const fa_tensor *out, const fa_options *options);
 
-/* Writes one line that tells which kernel would run (without an lse) and why, for example
+/* Writes one line to text that tells which kernel would run (without an lse) and why, for example
  *   "cpu forward avx512_bf16: bfloat16 dot products, query tile 192, key tile 256, 2 threads"
- * to text (at most size bytes with the final 0; cut if longer). */
+ * A line that is longer than size bytes, including the final 0, is cut. */
 FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                              const fa_tensor *out, const fa_options *options, char *text, size_t size);
 
-/* The bytes of device workspace that the call needs; 0 on the CPU, which allocates its own scratch. More
- * than that lets fa_backward compute a dbias on Hopper's tensor cores that has 16 bits and is summed over
- * the batch or over heads: 4 bytes for each of its elements, and 256. */
+/* The bytes of device workspace that the call needs; 0 on the CPU, which allocates its own scratch
+ * memory. With 4 more bytes for each element of dbias, and 256, fa_backward can use Hopper's tensor
+ * cores for a 16-bit dbias that is summed over the batch or over heads. */
 FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
                                    const fa_tensor *v, const fa_tensor *out,
                                    const fa_options *options, size_t *bytes);
@@ -555,50 +554,55 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
 /* ------------------------------------------------------------------------------------------------
  * 7. Devices
  *
- * The CPU engine holds one source compiled for several instruction sets and picks the best one that
- * the processor has. The environment variable FA_CPU_ISA forces another ("portable", "avx2", "avx512",
- * "avx512_bf16", "amx"); a name that is unknown or that this processor cannot run makes every call on
- * the CPU fail with FA_ERROR_DEVICE and a sentence saying so. "amx" is "avx512_bf16" but for the
- * products of bfloat16 in a forward pass, which AMX does. Its first call asks Linux for AMX, for the
- * whole process: signal stacks (sigaltstack) then need room for AMX's registers,
- * sysconf(_SC_MINSIGSTKSZ) bytes, and if an earlier one is too small Linux refuses.
+ * The CPU engine is one source that is compiled for several instruction sets. The library uses the best
+ * one that the processor has. The environment variable FA_CPU_ISA forces another one ("portable",
+ * "avx2", "avx512", "avx512_bf16", "amx"). If the name is unknown or the processor cannot run it, every
+ * call on the CPU fails with FA_ERROR_DEVICE. "amx" is "avx512_bf16", except that AMX computes the
+ * products of bfloat16 in forward. Its first call asks Linux for AMX, for the whole process: signal
+ * stacks (sigaltstack) then need sysconf(_SC_MINSIGSTKSZ) bytes, with room for AMX's registers. Linux
+ * refuses if an existing signal stack is too small.
  *
- * On CUDA the fastest kernel that can do a problem on the device is chosen; fa_describe names it and
- * says why a faster one was passed over. The environment variable FA_CUDA_KERNEL, read once, allows one
- * family of forward kernels alone: "decode" (few queries, Ampere and later: keys are split over blocks),
- * "sm90" (Hopper's tensor cores and TMA), "sm80" (tensor cores of Ampere and later), "sm75" (of Turing:
- * float16 only), "tf32_sm90", "tf32" and "tf32x3" (float32 inputs, on tensor cores of Hopper, and of
- * Ampere and later), "f16x3_sm90" (float32 inputs with float32's errors, on tensor cores of Hopper),
- * "latent_sm90" (Hopper: values that are the first columns of keys, head dims of 257 to 576),
- * "decode_sm90" (Hopper: few queries by TMA), "mixed" (packed queries over a cache:
- * "decode" for sequences of few queries, another family for the others), "mixed_beside" (Hopper: both
- * at the same time; what it does not do, the others do)
- * or "simt" (float32 arithmetic, every GPU). What that family cannot do is then, but for "mixed_beside",
- * FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that is unknown makes every such
- * call fail with FA_ERROR_DEVICE.
- * FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80", "tf32" (float32 inputs of
- * FA_PRECISION_TF32), "tf32x3" (float32 inputs), "tf32x3_corrected" (the same with weights that add up
- * to 1 where scores are large) or "simt". With "sm90_persistent" or "sm90_joined"
- * (Hopper, no option of the scores) or "tf32_in_place" (Hopper, float32 inputs) the others do what
- * that family cannot do.
+ * On CUDA the library chooses the fastest kernel that can run the problem on the device; fa_describe
+ * names it and tells why a faster one was not chosen. The environment variable FA_CUDA_KERNEL, read
+ * once, allows only one family of forward kernels:
+ *   "decode"        few queries, Ampere and later: keys are split over blocks
+ *   "decode_sm90"   the same on Hopper, by TMA
+ *   "latent_sm90"   Hopper: values that are the first columns of keys, head dims of 257 to 576
+ *   "sm90"          tensor cores and TMA of Hopper
+ *   "sm80"          tensor cores of Ampere and later
+ *   "sm75"          tensor cores of Turing: float16 only
+ *   "tf32_sm90"     float32 inputs in tf32, tensor cores of Hopper
+ *   "tf32"          the same, tensor cores of Ampere and later
+ *   "f16x3_sm90"    float32 inputs with errors of float32's size, tensor cores of Hopper
+ *   "tf32x3"        the same, tensor cores of Ampere and later
+ *   "mixed"         packed queries over a cache: "decode" for sequences of few queries, another family
+ *                   for the others
+ *   "mixed_beside"  Hopper: both at the same time; other families run what this one cannot
+ *   "simt"          float32 arithmetic, every GPU
+ * Problems that the family cannot run fail with FA_ERROR_UNSUPPORTED and a sentence that names the
+ * argument (except with "mixed_beside"). With an unknown name every such call fails with
+ * FA_ERROR_DEVICE. FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80", "tf32" (float32
+ * inputs of FA_PRECISION_TF32), "tf32x3" (float32 inputs), "tf32x3_corrected" (the same with weights
+ * that add up to 1 even if scores are large) or "simt". With "sm90_persistent", "sm90_joined" (Hopper,
+ * no option of the scores) or "tf32_in_place" (Hopper, float32 inputs), other families run what that
+ * family cannot.
  *
- * The environment variable FA_CHECK, read once, is for finding mistakes: with FA_CHECK=1 a call on CUDA
- * that has lengths, a block table or rows first has a kernel look at them. If something is wrong the
- * call does nothing else and fails with FA_ERROR_ARGUMENT, in the words that the CPU has for it. The
- * call then waits for its stream once, and for the first call in a context 16 KiB of pinned memory are
- * allocated. In a stream that is being captured nothing waits: the check becomes a part of the graph,
- * and what a launch of the graph finds is the error of the next call on CUDA in that context, which
- * does nothing else.
+ * The environment variable FA_CHECK, read once, is for debugging. With FA_CHECK=1 a call on CUDA that
+ * has lengths, a block table or rows first checks them with a kernel. If a value is wrong, the call does
+ * nothing else and fails with FA_ERROR_ARGUMENT and the CPU's error message. Each call then waits for
+ * its stream once, and the first call in a context allocates 16 KiB of pinned memory. In a stream that
+ * is being captured nothing waits: the check becomes a part of the graph. If a launch of the graph finds
+ * a wrong value, the next call on CUDA in that context fails with this error and does nothing else.
  * ---------------------------------------------------------------------------------------------- */
 
 typedef struct fa_cpu_info {
     char isa[32];       /* the instruction set in use                                             */
-    char isas[128];     /* all that this build has and this processor runs, space-separated       */
-    int32_t threads;    /* how many threads a call uses by default                                */
+    char isas[128];     /* all that this build has and this processor supports, space-separated   */
+    int32_t threads;    /* the number of threads that a call uses by default                      */
     int32_t vector_bits;
 } fa_cpu_info;
 
-/* Fails with FA_ERROR_DEVICE if FA_CPU_ISA asks for what this processor cannot run. */
+/* Fails with FA_ERROR_DEVICE if FA_CPU_ISA names an instruction set that the processor lacks. */
 FA_API fa_status fa_get_cpu_info(fa_cpu_info *info);
 
 typedef struct fa_cuda_info {
@@ -607,7 +611,7 @@ typedef struct fa_cuda_info {
     char detail[192];       /* a sentence: what was found, or why nothing was                     */
 } fa_cuda_info;
 
-/* Always succeeds: a machine without a GPU is no error. */
+/* Always succeeds: a machine without a GPU is not an error. */
 FA_API fa_status fa_get_cuda_info(fa_cuda_info *info);
 
 #ifdef __cplusplus
