@@ -5,7 +5,7 @@
     out = flashattn.flash_attn_func(q, k, v, causal=True)    # FlashAttention's names and meaning
 
 The results are arrays of the same library as q. With PyTorch, gradients, torch.compile, autocast
-and the rest work as for any operator of its own (flashattn.torch).
+and the rest work as for any PyTorch operator (flashattn.torch).
 """
 
 from . import _core

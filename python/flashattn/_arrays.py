@@ -1,4 +1,4 @@
-"""Whose arrays the caller has: how to allocate results of the same kind."""
+"""Finds out which library the caller's arrays belong to, and allocates results of that library."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def _check_fits(name, array, bits):
 
 
 def as_integers(name, value, bits, like):
-    """A list, or an array of integers of another width, as int32 or int64 where `like` lies. Values
-    that do not fit are an error, but on a device, where they become the nearest that does: waiting
-    for it would cost more than the call, and a length so large is beyond every array."""
+    """A list, or an array of integers of another width, as int32 or int64 on the device of `like`.
+    On the CPU, values that do not fit are an error. On a device they are clamped: a check would
+    have to wait for the device, and such a large length is beyond every array anyway."""
     limits = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     if is_tensor(value):
         torch = sys.modules["torch"]
@@ -139,8 +139,8 @@ def _cupy_workspace(size, q):
 
 
 class Others(NumPy):
-    """Any other library's arrays in host memory, JAX's for one: results are computed in NumPy's and
-    handed over."""
+    """Arrays of other libraries in host memory, such as JAX: results are computed in NumPy arrays
+    and then converted."""
 
     @staticmethod
     def empty(shape, dtype, like):
@@ -173,7 +173,7 @@ class Others(NumPy):
 
 
 def kind_of(array, name="q"):
-    """NumPy, CuPy, Others, or None for PyTorch's tensors, which flashattn.torch serves."""
+    """NumPy, CuPy, Others, or None for PyTorch's tensors, which flashattn.torch handles."""
     if isinstance(array, np.ndarray):
         return NumPy
     if is_tensor(array):

@@ -1,5 +1,5 @@
-"""flash_attn.bert_padding: sequences of a padded batch one behind the other, and back. For tensors
-of PyTorch, with gradients."""
+"""flash_attn.bert_padding: packs the sequences of a padded batch, and unpacks them. For PyTorch
+tensors, with gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unpad_input(
     Args:
         hidden_states: (batch, sequence, ...).
         attention_mask: (batch, sequence), bool or 0 and 1.
-        unused_mask: as attention_mask: rows that are kept, too, but do not count as used.
+        unused_mask: as attention_mask: rows that are also kept, but do not count as used.
 
     Returns: the rows (total, ...), their indices in (batch * sequence), cu_seqlens int32
         (batch + 1), the longest sequence, and how many rows of each are used, int32 (batch).

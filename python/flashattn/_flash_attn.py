@@ -1,8 +1,7 @@
-"""FlashAttention's calls: the same names, arguments and meaning: changing the import is all.
+"""FlashAttention's calls, with the same names, arguments and meaning: only the import changes.
 
-What differs is said at each argument; the rest is as in FlashAttention 2.8, and the arguments that
-FlashAttention 3 and the programs that use it add are understood as keywords. Arrays of any library
-will do.
+Differences from FlashAttention 2.8 are described at each argument. Arguments that FlashAttention 3
+and programs that use it add are accepted as keywords. Arrays may come from any library.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ _PASSED_ON = {
 
 
 class _AllExtras(TypedDict, total=False):
-    """The arguments of FlashAttention 3 and 4, and of what vLLM and SGLang make of them, as
-    keywords. s_aux and sinks are other names of learnable_sink, q_v of qv."""
+    """The arguments of FlashAttention 3 and 4, and of the versions of vLLM and SGLang, as keywords.
+    s_aux and sinks are other names of learnable_sink, q_v of qv."""
 
     q_descale: Any
     k_descale: Any
@@ -103,7 +102,7 @@ class CacheExtras(_AllExtras, total=False):
 
 
 def with_signature(extras: type) -> Callable[[_Function], _Function]:
-    """Shows the extras in the function's signature: programs look there for what they may pass."""
+    """Shows the extras in the function's signature, where programs look for supported arguments."""
 
     def show(function: _Function) -> _Function:
         signature = inspect.signature(function)
@@ -138,10 +137,10 @@ def take_extra(extras, *names):
 
 
 def add_extras(options, extras, function, arrays=()):
-    """FlashAttention 3's arguments: passed on, without effect, or refused.
+    """Handles FlashAttention 3's arguments: passes them on, ignores them, or refuses them.
 
-    arrays: q, k and v; only float8 and integers have a scale, and FlashAttention does not look at
-    one that is given for other types."""
+    arrays: q, k and v. Only float8 and integers have a scale; FlashAttention ignores a scale that
+    is given for other types."""
     given = {}
     for name, value in extras.items():
         if name in _PASSED_ON:
@@ -179,15 +178,15 @@ def _is_no_scale(name, value, arrays):
 
 
 def contiguous(x):
-    """As the library reads small arrays; vLLM and SGLang expand one scale to (batch, heads_kv)."""
+    """A contiguous copy if needed; vLLM and SGLang expand one scale to (batch, heads_kv)."""
     if is_tensor(x):
         return x.contiguous()
     return np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x
 
 
 def join_qv(q, qv, k, v):
-    """q and k with the columns of qv and v in front: then q k^T is what it was plus qv v^T. Where v
-    and k lie side by side in memory, as in a cache of latent attention, nothing is copied for k."""
+    """q and k with the columns of qv and v in front, so that their product is q k^T + qv v^T. If v
+    and k lie side by side in memory, as in a cache of latent attention, k is not copied."""
     shape = getattr(qv, "shape", None)
     expected = (*q.shape[:-1], v.shape[-1])
     if shape is None or tuple(shape) != tuple(expected):
@@ -210,7 +209,7 @@ def join_qv(q, qv, k, v):
 
 
 def _lies_behind(b, a):
-    """Whether each row of b begins where the same row of a ends."""
+    """Whether each row of b starts where the same row of a ends."""
     if b.dtype != a.dtype or b.shape[:-1] != a.shape[:-1] or 0 in a.shape or 0 in b.shape:
         return False
     if not is_tensor(a):
@@ -235,7 +234,7 @@ def _rows(x):
 
 
 def check_call(dropout_p, softmax_scale, causal, softcap, deterministic, return_attn_probs):
-    """Whether each may be meant: FlashAttention 3 has another order of positional arguments."""
+    """Checks that each argument is plausible: FlashAttention 3 has another positional order."""
     check_number("dropout_p", dropout_p, _ORDER)
     if softmax_scale is not None:
         check_number("softmax_scale", softmax_scale, _ORDER)
@@ -261,7 +260,7 @@ def attend(
     extras,
     **options,
 ):
-    """attention with the options that are not at their defaults: each one given costs time."""
+    """attention with only the options that are not at their defaults: each option costs time."""
     check_call(dropout_p, softmax_scale, causal, softcap, deterministic, return_attn_probs)
     window = read_window("window_size", (-1, -1) if window_size is None else window_size)
     qv = return_lse = None
@@ -301,7 +300,7 @@ def attend(
 
 
 def about_qv(error, qv, q):
-    """The error, where it is about the width of q with qv's columns."""
+    """The error, reworded if it is about the width of q with qv's columns."""
     sentence = str(error)
     if qv is None or f" is {q.shape[-1]}" not in sentence:
         return error
@@ -338,8 +337,8 @@ def flash_attn_func(
     Args:
         q: (batch, n_q, heads, dim).
         k, v: (batch, n_k, heads_kv, dim), heads a multiple of heads_kv.
-        dropout_p: its random bits come from PyTorch's (for other arrays NumPy's) generator, so that
-            manual_seed decides; they are other bits than FlashAttention's.
+        dropout_p: the random bits come from PyTorch's generator (for other arrays from NumPy's), so
+            manual_seed applies. They differ from FlashAttention's bits.
         softmax_scale: default 1 / sqrt(dim).
         causal: aligned to the bottom right: the last query sees the last key.
         window_size: (left, right), -1 or None: no limit.
@@ -347,20 +346,19 @@ def flash_attn_func(
         alibi_slopes: float32 (heads) or (batch, heads).
         deterministic: the same bits from run to run (on the CPU always).
         return_attn_probs: also return the log-sum-exp.
-        extras: FlashAttention 3's q_descale, k_descale, v_descale, 4's learnable_sink
-            (s_aux, sinks), qv (scores are then q k^T + qv v^T), out (where to write the result) and
-            return_softmax_lse (returns (out, softmax_lse)), attention_chunk (a query sees the keys
-            of its own chunk of so many positions); num_splits, pack_gqa, sm_margin and
-            scheduler_metadata have no effect. Descales count for float8 alone.
+        extras: FlashAttention 3's q_descale, k_descale, v_descale (used for float8 only), qv
+            (scores are then q k^T + qv v^T), out (where to write the result), return_softmax_lse
+            (returns (out, softmax_lse)), attention_chunk (a query sees only the keys in its own
+            chunk of this many positions); FlashAttention 4's learnable_sink (s_aux, sinks).
+            num_splits, pack_gqa, sm_margin and scheduler_metadata have no effect.
 
     Returns:
         out (batch, n_q, heads, dim); with return_attn_probs (out, softmax_lse, None), softmax_lse
-        float32 (batch, heads, n_q). The third is FlashAttention's S_dmask, which it keeps for its
-        own tests; flashattn.weights gives the weights.
+        float32 (batch, heads, n_q). In FlashAttention the third is S_dmask, for its own tests;
+        flashattn.weights returns the weights.
 
-    Errors: as attention's; TypeError for what cannot
-    be meant, as a call with FlashAttention 3's positional arguments has it (its fourth is the
-    scale).
+    Errors: as attention's. Also a TypeError for implausible arguments, such as FlashAttention 3's
+    positional arguments (its fourth is the scale).
     """
     # The plain case first: a small call should cost no more than it must.
     rare = extras or return_attn_probs is not False or deterministic is not False
@@ -490,19 +488,19 @@ def flash_attn_varlen_func(
     block_table: Any = None,
     **extras: Unpack[VarlenExtras],
 ) -> Any:
-    """Attention of sequences that lie one behind the other.
+    """Attention of packed sequences.
 
     Args:
         q: (total_q, heads, dim). k, v: (total_k, heads_kv, dim); with block_table
             (pages, page size, heads_kv, dim); with seqused_k instead of cu_seqlens_k
             (batch, n_k, heads_kv, dim).
-        cu_seqlens_q, cu_seqlens_k: int32 (batch + 1): where each sequence begins, and the end;
+        cu_seqlens_q, cu_seqlens_k: int32 (batch + 1): where each sequence starts, and the end;
             lists and other integers are converted. With block_table, the differences of
-            cu_seqlens_k are the lengths; it may be left out where seqused_k is given.
+            cu_seqlens_k are the lengths; it may be left out if seqused_k is given.
         max_seqlen_q, max_seqlen_k: the longest sequence; on the CPU a smaller bound is an error.
         block_table: int32 (batch, pages per sequence).
-        extras: FlashAttention 3's seqused_q and seqused_k (int32 (batch): only the first rows of
-            each sequence count), page_table (block_table), and those of flash_attn_func.
+        extras: FlashAttention 3's seqused_q and seqused_k (int32 (batch): how many of the first
+            rows of each sequence are used), page_table (block_table), and those of flash_attn_func.
         The others: as flash_attn_func's.
 
     Returns:
@@ -546,7 +544,7 @@ def flash_attn_varlen_func(
 
 
 def _one_behind_the_other(k, v, batch):
-    """Keys and values (batch, n_k, heads_kv, dim) as packed ones, and where each item begins."""
+    """Keys and values (batch, n_k, heads_kv, dim) as packed ones, and where each item starts."""
     for name, x in (("k", k), ("v", v)):
         shape = tuple(getattr(x, "shape", ()))
         if len(shape) != 4 or shape[0] != batch:

@@ -1,5 +1,5 @@
 """flash_attn_2_cuda, the C++ extension of FlashAttention 2: its functions with their positional
-arguments, as xFormers calls them. flash_attn_interface has it as flash_attn_gpu."""
+arguments, as xFormers calls them. In flash_attn_interface its name is flash_attn_gpu."""
 
 from __future__ import annotations
 

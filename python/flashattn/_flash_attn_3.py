@@ -1,6 +1,6 @@
-"""FlashAttention 3's calls: flash_attn_interface's names with its order of arguments, and its
-passes with the log-sum-exp between them. The arguments mean what they mean in flashattn's
-functions."""
+"""FlashAttention 3's calls, with the names and order of arguments of flash_attn_interface, and its
+forward and backward passes, which exchange the log-sum-exp. The arguments have the same meaning as
+in flashattn's functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._core import UnsupportedError
 
 
 def _extras(qv, q_descale, k_descale, v_descale, attention_chunk, learnable_sink=None, **more):
-    """What FlashAttention 2 has no place for; of it and of `more`, what is given."""
+    """The given arguments that FlashAttention 2 does not have, and those of `more`."""
     given = {
         "qv": qv,
         "q_descale": q_descale,
@@ -26,7 +26,7 @@ def _extras(qv, q_descale, k_descale, v_descale, attention_chunk, learnable_sink
 
 
 def _without_mask(result, with_lse):
-    """(out, softmax_lse): FlashAttention 3 gives no S_dmask."""
+    """(out, softmax_lse): FlashAttention 3 returns no S_dmask."""
     return result[:2] if with_lse else result
 
 
@@ -270,8 +270,8 @@ def flash_attn_combine(
     """Merges attention over disjoint sets of keys, as flashattn.combine.
 
     Args:
-        out_partial: (parts, batch, n_q, heads, dim), float32 or what the parts are.
-        lse_partial: (parts, batch, n_q, heads), as FlashAttention 3 has them here.
+        out_partial: (parts, batch, n_q, heads, dim), float32 or the type of the parts.
+        lse_partial: (parts, batch, n_q, heads), the order of axes in FlashAttention 3.
         out: where to write the result. out_dtype: its type; default out_partial's.
 
     Returns: (out, softmax_lse), softmax_lse (batch, n_q, heads).
@@ -288,7 +288,7 @@ def flash_attn_combine(
 
 
 def get_scheduler_metadata(*args: Any, **kwargs: Any) -> None:
-    """None, which the other calls take: this library plans each call by itself, from its shapes."""
+    """None, which the other calls accept: this library plans each call from its shapes."""
 
 
 def _flash_attn_forward(

@@ -1,9 +1,9 @@
-"""FlashAttention's forward and backward passes as calls of their own, with the log-sum-exp between
-them: what ring attention, context parallelism and other libraries' autograd functions are made of.
-For tensors of PyTorch. Nothing here is recorded for a gradient.
+"""FlashAttention's forward and backward passes as separate calls, which exchange the log-sum-exp.
+Ring attention, context parallelism and other libraries' autograd functions use them. For PyTorch
+tensors. Nothing here is recorded for a gradient.
 
-The signatures are FlashAttention 2.8's. Of the results, S_dmask is always empty, and softmax_d,
-which the backward computes for itself, is None.
+The signatures are FlashAttention 2.8's. The result S_dmask is always empty, and softmax_d is None,
+because the backward computes it itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ._options import read_window
 
 @contextlib.contextmanager
 def unrecorded(q: Any) -> Iterator[None]:
-    """No gradients, and no casts by autocast: the backward is called later, with these inputs."""
+    """Turns off gradients and autocast: the backward is called later, with these same inputs."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         yield
 
@@ -56,7 +56,7 @@ def _check(q, named):
 
 @contextlib.contextmanager
 def _their_names(extras: tuple[str, ...] = ()) -> Iterator[None]:
-    """Errors name the arguments as FlashAttention does."""
+    """Makes errors name the arguments as FlashAttention does."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -112,7 +112,7 @@ def _backward(dout, q, k, v, out, softmax_lse, gradients, options, rng_state, ze
 
 
 def _of_no_sequence(x, ends):
-    """Which rows lie behind the last sequence."""
+    """Which rows lie after the last sequence."""
     return torch.arange(x.shape[0], device=x.device) >= ends[-1]
 
 
@@ -139,13 +139,13 @@ def _run_backward(dout, q, k, v, out, lse, gradients, options):
 
 
 def _is_written(gradient):
-    """Whether the library can write to it: its last axis is contiguous."""
+    """Whether the library can write to it, that is, its last axis is contiguous."""
     return gradient is None or _torch._rows(gradient) is gradient
 
 
 def _as_it_lies(lse, q):
-    """FlashAttention reads the log-sum-exp as it lies in memory, whatever its axes are called, and
-    diffusers gives what it got with axes in another order."""
+    """The log-sum-exp in memory order. FlashAttention reads it like this, whatever the order of its
+    axes, and diffusers passes it with its axes permuted."""
     expected = _torch.lse_shape(q, "bshd")
     swapped = lse.transpose(-1, -2)
     if lse.dim() > 1 and tuple(swapped.shape) == tuple(expected):
@@ -286,7 +286,7 @@ def _flash_attn_varlen_backward(
     rng_state: Any = None,
     zero_tensors: bool = False,
 ) -> None:
-    """As _flash_attn_backward, of sequences one behind the other."""
+    """As _flash_attn_backward, for packed sequences."""
     window = window_size_left, window_size_right
     options = _options(
         dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic
@@ -305,7 +305,7 @@ def _lengths(q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
     }
 
 
-# What flash_attn calls them where its operators are registered.
+# The names in flash_attn if its operators are registered.
 _wrapped_flash_attn_forward = _flash_attn_forward
 _wrapped_flash_attn_backward = _flash_attn_backward
 _wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward

@@ -1,4 +1,4 @@
-"""The library's calls for anybody's arrays. PyTorch's tensors go on to flashattn.torch."""
+"""The library's calls for arrays of any library. flashattn.torch handles PyTorch's tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._shapes import weights_shape
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Arrays of one library: the results are of q's.
+# The results are arrays of q's library.
 _Array = TypeVar("_Array")
 
 _ndarray = np.ndarray
@@ -22,7 +22,7 @@ _plain_forward = _core.plain_forward
 
 
 def _who_knows():
-    """Yes, until flashattn.torch is there to tell."""
+    """True, until flashattn.torch is imported and replaces this function."""
     return True
 
 
@@ -33,7 +33,7 @@ _tracing: Any = _who_knows  # whether torch.compile reads the caller's code
 
 
 def _torch():
-    """flashattn.torch; imported when the first tensor comes, for PyTorch need not be there."""
+    """flashattn.torch, imported with the first tensor, because PyTorch need not be installed."""
     global _module, _Tensor, _attend, _tracing
     if _module is None:
         from . import torch as module
@@ -108,23 +108,23 @@ def attention(
 ) -> Any:
     """softmax(scale * q k^T + bias, masked) v, without ever storing the matrix of weights.
 
-    Arrays of NumPy, PyTorch, CuPy, JAX or whoever speaks DLPack, read in place, on their own device
-    and current stream; the result is an array of the same library. Tensors of PyTorch that require
-    gradients get them, also for bias and sinks, also through the log-sum-exp, and derivatives of
-    any order (flashattn.torch). PyTorch's nested tensors of jagged layout, (batch, ragged, heads,
-    dim), give nested results; they know their lengths.
+    Takes arrays of NumPy, PyTorch, CuPy, JAX or any other library with DLPack. They are read in
+    place, on their own device and current stream; the result is an array of the same library. For
+    PyTorch tensors there are gradients of any order, also for bias and sinks, and through the
+    log-sum-exp (flashattn.torch). PyTorch's nested tensors of jagged layout, (batch, ragged, heads,
+    dim), give nested results; they contain their lengths.
 
     Args:
         q: (batch, n_q, heads, dim); float32, float16, bfloat16 or float8_e4m3fn. The last axis must
             be contiguous (PyTorch's tensors are copied if it is not), the others may have any
-            strides. Without the batch: (n_q, heads, dim), also for packed sequences.
+            strides. Without a batch axis: (n_q, heads, dim), also for packed sequences.
         k: (batch, n_k, heads_kv, dim), heads a multiple of heads_kv; paged: (pages, page size,
-            heads_kv, dim). k and v may also be float8_e4m3fn or int8 where q is wider (k_scale).
+            heads_kv, dim). k and v may also be float8_e4m3fn or int8 if q is wider (k_scale).
         v: (batch, n_k, heads_kv, dim_v). dim from 1 to 576, dim_v to 512.
         layout: "bshd" as above, or "bhsd": (batch, heads, sequence, dim) everywhere.
         out: where to write the result; must not overlap the inputs.
         return_lse: also return the log-sum-exp of each query's scores, natural logarithm,
-            float32 (batch, heads, n_q), or (heads, n_q) without a batch.
+            float32 (batch, heads, n_q), or (heads, n_q) without a batch axis.
 
     Returns:
         out, (batch, n_q, heads, dim_v) in the layout's order and q's dtype; or (out, lse).
@@ -190,9 +190,9 @@ def decode(
     return_lse: bool = False,
     **options: Unpack[Options],
 ) -> Any:
-    """The same function as attention, for one or a few new queries against a long cache: the keys
-    are split into parts that are computed side by side. attention chooses it by itself for few
-    queries; describe says when. No gradients.
+    """attention for one or a few new queries against a long cache. The keys are split into parts
+    that are computed in parallel. With few queries, attention does the same; describe tells when.
+    No gradients.
 
     Args and returns: as attention's.
     """
@@ -227,18 +227,18 @@ def combine(
     """Merges attention over disjoint sets of keys into attention over their union.
 
     Args:
-        parts: arrays of out's shape, (batch, n_q, heads, dim_v) in the layout's order; as many as
-            there are, or one array with the parts along its first axis.
+        parts: any number of arrays of out's shape, (batch, n_q, heads, dim_v) in the layout's
+            order, or one array with the parts along its first axis.
         lses: their log-sum-exps, float32 (batch, heads, n_q), of any strides. A part whose lse is
-            -infinity is empty. An lse whose axes are in another order is refused where the shape
-            tells; where heads is n_q it cannot.
+            -infinity is empty. A wrong order of axes is an error, except if heads equals n_q and it
+            cannot be detected.
         layout, out, return_lse, and the other options: as attention's.
 
     Returns:
         out, or (out, lse): sum of exp(lse_p - lse) * part_p, lse = log(sum of exp(lse_p)).
 
     Errors: as attention's. At least one part is needed.
-    Tensors of PyTorch get gradients, parts and lses both, of any order.
+    For PyTorch tensors there are gradients of any order, for parts and for lses.
     """
     check_flag("return_lse", return_lse)
     parts, lses = _as_tuple("parts", parts), _as_tuple("lses", lses)
@@ -287,8 +287,8 @@ def weights(
         out: where to write them; its last axis must be contiguous.
 
     Returns:
-        (batch, heads, rows, n_k) in q's dtype; n_k is the longest sequence of keys; what lies
-        behind a sequence's own keys or queries is 0. No gradients.
+        (batch, heads, rows, n_k) in q's dtype, where n_k is the longest sequence of keys. Entries
+        after a sequence's keys or queries are 0. No gradients.
     """
     kind = kind_of(q)
     if isinstance(rows, (list, tuple)):
@@ -314,10 +314,10 @@ def supported(
     out: Any = None,
     **options: Unpack[Options],
 ) -> str | None:
-    """None if the call would run; else the sentence that says why not. Nothing is computed.
+    """None if the call would run; else a sentence that says why not. Nothing is computed.
 
     Args:
-        q, k, v, layout, out: as attention's; v may be None where which is "weights".
+        q, k, v, layout, out: as attention's; v may be None if which is "weights".
         which: "forward", "backward", "decode" or "weights".
     """
     return _core.supported(which, q, k, v, out, layout, **options)
@@ -344,14 +344,14 @@ def describe(
 def ladder(
     name: str, q: _Array, k: _Array, v: _Array, *, causal: bool = False, scale: float | None = None
 ) -> _Array:
-    """Attention by one rung of the ladder, the kernels that show how a fast one is made.
+    """Attention by one rung of the ladder, the kernels that show how to make a fast one.
 
-    For tensors of PyTorch on CUDA, on the current stream. Also torch.ops.flashattn.ladder.
+    For PyTorch tensors on CUDA, on the current stream. Also torch.ops.flashattn.ladder.
 
     Args:
-        name: of a rung, as ladder_rungs lists them.
+        name: the name of a rung, as listed by ladder_rungs.
         q, k, v: (batch, heads, n, d) or (heads, n, d), all of one shape and of a type that the rung
-            takes; copied if they are not contiguous or d is no multiple of 16 bytes.
+            takes; copied if they are not contiguous or d is not a multiple of 16 bytes.
         causal: query i sees keys j <= i.
         scale: default 1 / sqrt(d).
 
@@ -375,8 +375,8 @@ def ladder_rungs() -> list[dict[str, Any]]:
 
 
 def info() -> dict[str, Any]:
-    """What this machine has: {"version": ..., "cpu": {...}, "cuda": {...}}.
+    """Describes this machine: {"version": ..., "cpu": {...}, "cuda": {...}}.
 
-    Errors: RuntimeError if FA_CPU_ISA asks for what this processor cannot run.
+    Errors: RuntimeError if FA_CPU_ISA names an instruction set that this processor lacks.
     """
     return {"version": _core.version(), "cpu": _core.cpu_info(), "cuda": _core.cuda_info()}

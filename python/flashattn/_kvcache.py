@@ -1,8 +1,8 @@
-"""flash_attn_with_kvcache: what happens to the cache before attention.
+"""flash_attn_with_kvcache: updates the cache before attention.
 
-All is checked before anything is written: shapes, types and numbers always; lengths, page numbers
-and rows of the cache wherever reading them does not mean to wait for a device. Where it does, what
-lies outside the cache is left out: such new keys are not written, and attention sees the capacity.
+Everything is checked before anything is written: shapes, types and numbers always; lengths, page
+numbers and rows of the cache if they can be read without waiting for a device. Otherwise, new keys
+that would lie outside the cache are not written, and lengths are clamped to the capacity.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def _namespace(name, array, q=None):
-    """What the few steps around the cache are written with; q's, if it is given."""
+    """NumPy or PyTorch, whichever the array belongs to; it must be that of q, if q is given."""
     xp = sys.modules["torch"] if is_tensor(array) else np
     if xp is np and not isinstance(array, np.ndarray):
         raise TypeError(
@@ -76,7 +76,7 @@ def _arange(xp, count, like):
 
 
 def _expect_shape(name, array, expected, meaning):
-    """expected: a number each axis, or None where any will do."""
+    """expected: a number for each axis; None: any number."""
     shape = tuple(array.shape)
     same = len(shape) == len(expected) and all(e in (None, s) for s, e in zip(shape, expected))
     if not same:
@@ -106,8 +106,8 @@ def _check_written(xp, name, cache):
 
 
 def _overlaps_itself(strides, shape, size):
-    """Whether two elements may share memory: where an axis steps over less than the shorter steps
-    reach. Compilers have symbols for numbers, which are not looked at."""
+    """Whether two elements may share memory: an axis has a stride that is smaller than the extent
+    of the axes with shorter strides. A compiler's symbolic numbers are not checked."""
     axes = [(stride, extent) for stride, extent in zip(strides, shape)]
     if not all(type(number) is int for axis in axes for number in axis):
         return False
@@ -136,8 +136,9 @@ class _Memory:
 
 
 def _share_elements(xp, a, b):
-    """Whether two caches have an element in common. That two views of one buffer may lie between
-    each other takes a search, which is given up at some point: then they are taken to."""
+    """Whether two caches have an element in common. Two views of one buffer may be interleaved
+    without sharing elements. Deciding this takes a search of limited length. If it does not finish,
+    the answer is yes."""
     if xp is not np:
         if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
             return False
@@ -149,7 +150,7 @@ def _share_elements(xp, a, b):
 
 
 def _apart(xp, arrays, caches):
-    """The arrays; copies of those that may lie in a cache that is going to be written."""
+    """The arrays, with copies of those that may lie in a cache that will be written."""
     if xp is np:
         return [
             x.copy() if any(np.may_share_memory(x, cache) for cache in caches) else x
@@ -222,15 +223,15 @@ def _check_rotary(cos, sin, new, q):
 
 
 def _is_traced(q, *arrays):
-    """Whether a compiler or a transform sees the tensors: then there are no numbers to look at."""
+    """Whether a compiler or a transform traces the tensors: then their numbers are not known."""
     if not is_tensor(q):
         return False
     return _functional._torch().is_traced(q, *(x for x in arrays if is_tensor(x)))
 
 
 def _on_host(x, traced):
-    """The numbers of an array in NumPy's, or None where they are not to be had without waiting.
-    With FA_CHECK=1 a device is waited for, but while a graph is captured."""
+    """The numbers of an array as a NumPy array, or None if reading them would wait for a device.
+    With FA_CHECK=1 this function does wait, except while a graph is captured."""
     if traced:
         return None
     if not is_tensor(x):
@@ -243,7 +244,7 @@ def _on_host(x, traced):
 
 
 def _as_traced(values, q):
-    """As as_integers, without a look at the numbers."""
+    """Like as_integers, without looking at the numbers."""
     torch = sys.modules["torch"]
     if not is_tensor(values):
         return torch.as_tensor(values, dtype=torch.int32, device=q.device)
@@ -253,8 +254,8 @@ def _as_traced(values, q):
 
 
 class _Integers:
-    """An argument of int32 for each batch item: `array` where q lies, and `host`, in NumPy's, if
-    that is cheap. count: how many items there are; None: any number."""
+    """An argument with an int32 for each batch item: `array` on q's device, and `host`, a NumPy
+    array, if it is available without waiting. count: the number of items; None: any number."""
 
     def __init__(self, name, values, q, axes, traced, count):
         self.name = name
@@ -281,7 +282,7 @@ class _Integers:
             self.array = self.host
 
     def check(self, right, expected):
-        """right: for each of the host's numbers, whether it will do."""
+        """right: for each number on the host, whether it is valid."""
         wrong = np.flatnonzero(~right)
         if wrong.size:
             at = np.unravel_index(wrong[0], right.shape)
@@ -308,8 +309,8 @@ def _read_lengths(q, cache_seqlens, capacity, traced, batch):
 
 
 class _Rows:
-    """Which item each row of an array belongs to, and where in it: of queries or new keys, (batch,
-    n, ...), or packed (total, ...) with cu_seqlens."""
+    """For each row of an array of queries or new keys, its item and its index in the item. The
+    array is (batch, n, ...), or packed (total, ...) with cu_seqlens."""
 
     def __init__(self, x, batch, cu_seqlens):
         self.batch, self.cu_seqlens = batch, cu_seqlens
@@ -341,8 +342,8 @@ class _Rows:
         return np.diff(_as_int64(np, self.cu_seqlens.host)) if self.packed else self.longest
 
     def locate(self, xp, q):
-        """(item, row of it), int64: of the shapes (batch, 1) and (1, n), or both (total). A packed
-        row behind the last sequence is counted to that."""
+        """(item, row of it), int64, with the shapes (batch, 1) and (1, n), or both (total). A
+        packed row after the last sequence counts as a row of the last sequence."""
         if not self.packed:
             return _arange(xp, self.batch, q)[:, None], _arange(xp, self.longest, q)[None]
         ends, row = _as_int64(xp, self.cu_seqlens.array), _arange(xp, self.total, q)
@@ -361,10 +362,10 @@ class _Rows:
 
 
 class _CachePositions:
-    """Where each item's keys are and where its new ones go; checked as far as the host knows."""
+    """Where each item's keys are and where its new keys go, checked as far as the host knows."""
 
     def __init__(self, q, k_cache, rows, lengths, batch_idx, leftpad, table, rotary_seqlens):
-        """rows: those of q, and those of the new keys."""
+        """rows: the rows of q, and the rows of the new keys."""
         self.cache_shape = tuple(k_cache.shape[:2])
         self.page_size = k_cache.shape[1]
         self.capacity = self.page_size * (1 if table is None else table.array.shape[1])
@@ -439,7 +440,7 @@ class _CachePositions:
         self.table.check(right, lambda b, i: f"a page, 0 to {self.cache_shape[0] - 1}")
 
     def check_rotary(self, cos, one_by_one):
-        """one_by_one: whether each query has a position of its own."""
+        """one_by_one: whether each query has its own position."""
         start = self.lengths if self.rotary_seqlens is None else self.rotary_seqlens
         if start.host is None or not (self.queries.known and self.new.known):
             return
@@ -461,7 +462,7 @@ class _CachePositions:
         return _as_int64(xp, start.array)[item] + row * bool(one_by_one)
 
     def lengths_after(self, xp):
-        """int32: with the new keys, and within the cache."""
+        """int32: the lengths with the new keys, clamped to the cache."""
         lengths = self.lengths.array
         if not self.writes():
             if self.known:
@@ -475,7 +476,7 @@ class _CachePositions:
         return xp.where(lengths < 0, 0, ends.clamp(0, self.capacity)).int()
 
     def item_tables(self, xp, q):
-        """int64 (batch, pages): the pages of each item; of a cache without pages its row."""
+        """int64 (batch, pages): the pages of each item; in a cache without pages, its row."""
         if self.table is None:
             rows = self.batch_idx.array if self.batch_idx else _arange(xp, self.batch, q)
             return _as_int64(xp, rows)[:, None]
@@ -486,8 +487,8 @@ class _CachePositions:
         return table[rows if self.known else rows.clamp(0, table.shape[0] - 1)]
 
     def find(self, xp, q):
-        """The row or page, and the position in it, of each new key; and its item, its row among
-        the item's new ones, and which of the item's keys it becomes."""
+        """For each new key: the row or page and the position in it; and its item, its index among
+        the item's new keys, and its index among all of the item's keys."""
         item, row = self.new.locate(xp, q)
         position = at = _as_int64(xp, self.lengths.array)[item] + row
         if not self.known or self.new.packed:  # packed rows behind the last sequence lie anywhere
@@ -514,9 +515,9 @@ class _CachePositions:
             cache[rows, at] = _as_type_of(xp, new, cache)
 
     def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary):
-        """Writes the new keys and values, and the lengths after them, by the library's own call,
-        in one launch on CUDA; with rotary, the options of the rotary embedding, it turns keys and
-        queries. The queries, or None where that call cannot be made: then nothing is written."""
+        """Writes the new keys and values and the new lengths by fa_append, in one launch on CUDA.
+        With rotary, the options of the rotary embedding, it also rotates keys and queries. Returns
+        the queries, or None if fa_append cannot be used: then nothing is written."""
         if not self.known and not q.is_cuda:
             return None  # on the CPU the library looks at the numbers, and wrong ones are errors
         if not self.writes() or self.batch == 0:
@@ -547,8 +548,9 @@ class _CachePositions:
         return options["queries_out"] if rotary else q
 
     def append_inside(self, xp, q, caches, rows, at, item, row, position):
-        """Leaves out what would lie outside of the cache, without waiting for the device. The
-        first key inside is written again instead; if there is none, what the cache holds."""
+        """Leaves out keys that would lie outside of the cache, without waiting for the device. In
+        their place it writes the first key inside again, or, if there is none, what the cache
+        already holds."""
         inside = (position < self.capacity) & (self.lengths.array >= 0)[item]
         inside = inside & (row >= 0) & (rows >= 0) & (rows < self.cache_shape[0])
         if self.batch_idx is not None and self.table is not None:
@@ -568,8 +570,8 @@ class _CachePositions:
             cache[rows, at] = xp.where(any_inside, values, cache[rows, at])
 
     def options(self, xp, q, k_cache, v_cache, at_once):
-        """How the library finds each item's keys, without moving any. at_once: append_at_once()
-        will be tried before they are looked at."""
+        """The options by which the library finds each item's keys in place. at_once:
+        append_at_once() will be tried before these options are used."""
         on_device = not self.known and is_tensor(q) and q.is_cuda
         if at_once and on_device and self.writes() and self.leftpad is None:
             # Each operation on lengths would be a launch of its own in each step.
@@ -593,7 +595,7 @@ class _CachePositions:
         return k_cache, v_cache, options
 
     def skip_left(self, xp, k_cache, v_cache, lengths):
-        """The cache as packed sequences that begin behind their left padding."""
+        """The cache as packed sequences that start after their left padding."""
         batch, capacity = self.cache_shape
         leftpad = self.leftpad.array
         if not self.known:
@@ -625,7 +627,7 @@ class _CachePositions:
         return (*packed, {"cu_seqlens_k": cu_seqlens, "seqlens_k": seqlens})
 
     def skip_left_of_pages(self, xp, q, k_cache, v_cache, lengths):
-        """The cache as pages of one row, with a table that begins behind the left padding."""
+        """The cache as pages of one row, with a table that starts after the left padding."""
         leftpad = _as_int64(xp, self.leftpad.array)
         at = leftpad[:, None] + _arange(xp, self.capacity, q)
         at = at.clip(0, max(self.capacity - 1, 0))
@@ -652,7 +654,8 @@ _APPENDED = ("float32", "float16", "bfloat16")
 
 
 def _can_append(xp, k, v, k_to, v_to, others=()):
-    """Whether fa_append knows the types, of k_to also the others; rows without gaps."""
+    """Whether fa_append takes the types (k_to may also have the types of a cache), and rows have no
+    gaps."""
     if k.dtype != v.dtype or k_to.dtype != v_to.dtype:
         return False
     names = [x.dtype.name if xp is np else str(x.dtype)[6:] for x in (k, k_to)]
@@ -688,7 +691,7 @@ def _rows_from_page_to_page(k_cache, v_cache):
 
 
 def _as_single_rows(xp, cache, rows_apart):
-    """(rows, 1, heads, dim), with the rows between pages, which no table names."""
+    """(rows, 1, heads, dim), including the rows between pages, to which no table refers."""
     pages, size, *rest = cache.shape
     page, row, *others = _strides(cache)
     rows = (pages - 1) * rows_apart + size if pages * size else 0
@@ -703,7 +706,7 @@ def _as_single_rows(xp, cache, rows_apart):
 
 
 def _rotate(xp, x, cos, sin, positions, interleaved):
-    """x (..., heads, dim) turned by the angles of positions (...); cos and sin are (length, rotary
+    """x (..., heads, dim) rotated by the angles of positions (...); cos and sin are (length, rotary
     dim / 2). Computed in float32 and rounded once."""
     half = cos.shape[-1]
     c, s = (_as_float(xp, angles[positions][..., None, :]) for angles in (cos, sin))
@@ -721,7 +724,8 @@ def _rotate(xp, x, cos, sin, positions, interleaved):
 
 
 def _rotate_both(xp, q, k, rotary, cached):
-    """q and k rotated by the angles of their positions; on a device, beyond cos by its last row."""
+    """q and k rotated by the angles of their positions; on a device, positions beyond cos use its
+    last row."""
     cos, sin, interleaved = rotary["cos"], rotary["sin"], rotary["interleaved"]
     at_q = cached.rotary_positions(xp, q, cached.queries, not rotary["one_position"])
     at_k = cached.rotary_positions(xp, q, cached.new)
@@ -784,43 +788,43 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     **extras: Unpack[CacheExtras],
 ) -> Any:
-    """Attention of new queries against a cache of keys and values, to which it first appends the
-    new ones, in place. Arrays of NumPy or PyTorch; no gradients.
+    """Appends new keys and values to a cache, in place, and computes attention of new queries over
+    the cache. For NumPy arrays and PyTorch tensors; no gradients.
 
     Args:
         q: (batch, n_q, heads, dim), or with cu_seqlens_q (total_q, heads, dim).
         k_cache, v_cache: (cache batch, capacity, heads_kv, dim), or with block_table (pages, page
             size, heads_kv, dim); pages of any size.
         k, v: (batch, n_new, heads_kv, dim), or with cu_seqlens_k_new (total_new, heads_kv, dim):
-            written behind the cache's cache_seqlens keys.
-        rotary_cos, rotary_sin: (length, rotary dim / 2), rotary dim up to dim: turn k by its
-            positions cache_seqlens + i, and q by the same if causal or with a window, else all of q
-            by the position cache_seqlens. Positions count from the start of the cache's row, with
-            cache_leftpad too. Need k and v.
+            written after the cache's cache_seqlens keys.
+        rotary_cos, rotary_sin: (length, rotary dim / 2), rotary dim up to dim. Row i of k has the
+            position cache_seqlens + i. So has row i of q if causal or with a window; else all rows
+            of q have the position cache_seqlens. Positions count from the start of the cache's row,
+            also with cache_leftpad. Need k and v.
         rotary_interleaved: pairs are neighbours (2i, 2i + 1), else (i, i + rotary dim / 2).
         cache_seqlens: int, or int32 (batch): how many keys the cache holds.
-        cache_batch_idx: int32 (batch): the cache's row of each item, with block_table the table's.
-        cache_leftpad: int32 (batch): how many rows in front of each item do not count.
+        cache_batch_idx: int32 (batch): the row of each item in the cache, or in block_table.
+        cache_leftpad: int32 (batch): how many rows at the start of each item are not used.
         block_table: int32 (batch, pages per item).
-        num_splits: no effect: the library chooses how many parts the keys are split into, on the
-            CPU by their number alone, on CUDA also by the batch and by the GPU.
+        num_splits: no effect: the library chooses into how many parts it splits the keys. On the
+            CPU this depends only on the number of keys, on CUDA also on the batch and the GPU.
         return_softmax_lse: also return the log-sum-exp, float32 (batch, heads, n_q), or with
             cu_seqlens_q (heads, total_q).
         extras: FlashAttention 3's page_table (block_table), cu_seqlens_q and cu_seqlens_k_new
-            (int32 (batch + 1): where each item's queries and new keys begin, and the end),
-            max_seqlen_q (a bound), rotary_seqlens (int32 (batch): the position that the rotary
-            embedding begins with, instead of cache_seqlens), and those of flash_attn_func.
+            (int32 (batch + 1): where each item's queries and new keys start, and the end),
+            max_seqlen_q (a bound), rotary_seqlens (int32 (batch): the first position for the rotary
+            embedding, instead of cache_seqlens), and those of flash_attn_func.
         The others: as flash_attn_func's.
 
     Returns: out, of q's shape with v_cache's dim, or (out, softmax_lse).
 
-    Errors: as flash_attn_func's; the cache is then as it was. Lengths, rows, page numbers and
-    positions are checked where the host knows them: all on the CPU; on CUDA those that are given as
-    numbers, lists or arrays in host memory. Of those in CUDA's memory, new keys beyond the
-    capacity, or whose row or page is not in the cache, are not written; an item with a negative
-    length sees no key, and longer ones see the capacity; rows and pages that are not in the cache
-    are read as the nearest that is, and positions beyond rotary_cos as its last. With the
-    environment variable FA_CHECK=1 they are checked too, which waits for the device.
+    Errors: as flash_attn_func's; the cache then has not changed. Lengths, rows, page numbers and
+    positions are checked if the host knows them: on the CPU always; on CUDA if they are given as
+    numbers, lists or arrays in host memory. In CUDA memory, wrong values have these effects. New
+    keys beyond the capacity, or whose row or page is not in the cache, are not written. Lengths are
+    clamped to 0 and the capacity, rows and pages to the nearest one in the cache, and positions to
+    the last row of rotary_cos. With the environment variable FA_CHECK=1 these values are checked as
+    well, which waits for the device.
     """
     xp = _namespace("q", q)
     options: dict[str, Any] = {}

@@ -67,53 +67,55 @@ TEXT = """
         softcap: scores become softcap * tanh(score / softcap).
         window: (left, right): query i sees keys i + diagonal - left to i + diagonal + right;
             -1 or None: no limit on that side.
-        attention_chunk: query i sees the keys of its own chunk alone: j // attention_chunk is
+        attention_chunk: query i sees only the keys j of its own chunk: j // attention_chunk equals
             (i + diagonal) // attention_chunk; None or 0: no chunks.
         diagonal: where the masks lie; default n_k - n_q: the last query sees the last key.
         bias: added to the scores; broadcasts to (batch, heads, n_q, n_k); float32, float16 or
             bfloat16.
-        mask: bool, True: may see; broadcasts like bias.
+        mask: bool; True: the query may see the key; broadcasts like bias.
         alibi_slopes: float32 (heads) or (batch, heads): adds -slope * |i + diagonal - j|.
         sinks: float32 (heads): a logit without a value.
         dropout_p: the probability, 0 <= p < 1, that a weight is dropped.
-        seed, offset: of the dropout's random bits (0 to 2^64 - 1 each); one that is left out is 0;
-            or
-        dropout_state: an array of these two, uint64 or int64 (2), read when the call runs. If none
-            of the three is given, attention and decode draw both: for tensors of PyTorch from its
-            generator of the tensor's device, for all other arrays from NumPy's global one, so that
-            torch.manual_seed (numpy.random.seed) decides.
-        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1): sequences one behind the other in arrays
-            of three axes; max_seqlen_q, max_seqlen_k: a bound on their lengths.
-        seqlens_q, seqlens_k: int32 (batch): how many rows of each batch item count.
+        seed, offset: determine dropout's random bits (0 to 2^64 - 1 each). If one is given, the
+            default of the other is 0.
+        dropout_state: replaces seed and offset: an array of both, uint64 or int64 (2), read when
+            the call runs. If none of the three is given, attention and decode draw seed and offset:
+            for PyTorch tensors from PyTorch's generator for the tensor's device, for other arrays
+            from NumPy's global generator. So torch.manual_seed (numpy.random.seed) applies.
+        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1): packed sequences in arrays of three axes.
+        max_seqlen_q, max_seqlen_k: a bound of the lengths of packed sequences.
+        seqlens_q, seqlens_k: int32 (batch): how many rows of each batch item are used.
         block_table: int32 (batch, pages per item): k and v are pages; needs seqlens_k.
-            Lists, and integers of another width, are converted to int32. Lengths and page numbers
-            that are wrong are an error on the CPU. On CUDA nobody waits for them: a length counts
-            as the nearest that the array or the block table has room for, and page numbers are
-            followed; the environment variable FA_CHECK=1 finds them there.
+            In all of these arrays, lists and integers of another width are converted to int32.
+            Wrong lengths and page numbers are an error on the CPU. On CUDA the library does not
+            wait for their values: lengths are clamped to the size of the array or the block table,
+            and page numbers are trusted. The environment variable FA_CHECK=1 finds wrong values.
         q_descale, k_descale, v_descale: float32 (batch, heads_kv), for float8 inputs.
-        k_scale, v_scale: float32, of k's (v's) shape with a last axis of 1; another axis may be 1,
-            too, where all share a scale. An element of k, which is float8_e4m3fn or int8, stands
-            for itself times the scale. In place of k_descale (v_descale); attention, decode and
+        k_scale, v_scale: float32, of k's (v's) shape with a last axis of 1. Any other axis may also
+            be 1, if all share a scale. An element of k, which is float8_e4m3fn or int8, means its
+            value times the scale. Replaces k_descale (v_descale); for attention, decode and
             weights, without gradients.
-        deterministic, batch_invariant: the same bits from run to run; whatever the batch holds.
+        deterministic: the same bits from run to run.
+        batch_invariant: bits that do not depend on the rest of the batch.
         precision: how exactly float32 arrays are multiplied: "float32" (the default: errors of
             float32's size), "tf32" (operands may be rounded to 11 bits on tensor cores) or
-            "ieee" (float32 arithmetic alone). Others are multiplied as they are. The CPU always
-            computes in float32; describe says what a GPU does. Without it, PyTorch's tensors on
-            CUDA follow torch.backends.cuda.matmul.fp32_precision: tf32 where that says so.
-        threads: of the CPU; 0: OpenMP's choice. Never changes a result.
-        stream: address of the CUDA stream; default: the current one of the arrays' library (with
-            tensors of PyTorch always that one).
+            "ieee" (float32 arithmetic only). It has no effect on other types. The CPU always
+            computes in float32; describe tells what a GPU does. The default for PyTorch tensors on
+            CUDA follows torch.backends.cuda.matmul.fp32_precision.
+        threads: number of CPU threads; 0: OpenMP's choice. It does not change the result.
+        stream: address of the CUDA stream; default: the current stream of the arrays' library (for
+            PyTorch tensors always this one).
 
     Errors: ValueError (an argument is wrong), UnsupportedError (this backend cannot do it),
-    MemoryError, RuntimeError (the device), TypeError (no array, no such option); the message says
-    which argument, its value and what was expected.
+    MemoryError, RuntimeError (the device), TypeError (not an array, or no such option). The message
+    names the argument, its value and what was expected.
 """
 
 
 # ---- What Python checks -------------------------------------------------------------------------
-# The library checks ranges, and the extension types. These are for where another argument's value
-# would be taken for a number before they see it, or where the caller knows another name.
+# The library checks ranges, and the extension checks types. These checks are for cases in which
+# another argument's value would be taken for a number before that, or in which the caller uses
+# another name for the argument.
 
 
 def _is_truth_value(value):
@@ -121,8 +123,8 @@ def _is_truth_value(value):
 
 
 def check_flag(name, value, hint=""):
-    """True or False, also NumPy's, 0 and 1: what else has a truth value was meant for another
-    argument."""
+    """Accepts True or False (of Python or NumPy), 0 and 1. Any other value was probably meant for
+    another argument, even if it has a truth value."""
     if value is True or value is False:
         return
     if _is_truth_value(value) or isinstance(value, int) and value in (0, 1):
@@ -130,7 +132,7 @@ def check_flag(name, value, hint=""):
     raise TypeError(f"{name} is {shown(value)}: expected True or False{hint}")
 
 
-# Python's own first: torch.compile cannot ask its stand-ins for them what they have.
+# Python's own types come first: torch.compile cannot look up the attributes of their stand-ins.
 
 
 def check_number(name, value, hint=""):
@@ -204,7 +206,7 @@ _PRECISIONS_SHOWN = '"float32", "tf32" or "ieee"'
 
 
 def check_types(options):
-    """For callers that turn options into another call's arguments, of one type each."""
+    """For callers that pass options on as arguments of a fixed type."""
     for names, check in (
         (_FLAGS, check_flag),
         (_NUMBERS, check_number),
@@ -222,8 +224,8 @@ def check_types(options):
 
 
 def draw_dropout(options, q):
-    """Seed and offset where dropout has none: from the generator of q's library, whose manual seed
-    then decides."""
+    """Draws seed and offset for dropout, if they are not given, from the generator of q's library,
+    so that its manual seed applies."""
     p = options.get("dropout_p")
     if p is None or isinstance(p, (int, float)) and p == 0:
         return
@@ -250,7 +252,7 @@ def take_lists(options, q):
 
 
 def complete(options, q):
-    """For tensors of PyTorch, before an operator or autograd sees the options."""
+    """For PyTorch tensors: completes the options before an operator or autograd sees them."""
     take_lists(options, q)
     draw_dropout(options, q)
 

@@ -9,7 +9,7 @@ import torch
 
 
 def _positions(x, seqlen_offsets, cu_seqlens, length):
-    """int64 (sequence), (batch, sequence) or (total); and whether all are surely below length."""
+    """int64 (sequence), (batch, sequence) or (total); and whether all are known to be < length."""
     axis = 0 if cu_seqlens is not None else 1
     row = torch.arange(x.shape[axis], device=x.device)
     if cu_seqlens is not None:
@@ -31,7 +31,7 @@ def _positions(x, seqlen_offsets, cu_seqlens, length):
 
 
 def _angles(table, positions, known, beyond):
-    """float32 (..., 1, rotary dim / 2); `beyond` where the table ends, as flash_attn has it."""
+    """float32 (..., 1, rotary dim / 2); `beyond` after the end of the table, as in flash_attn."""
     if known:
         return table[positions].float()[..., None, :]
     inside = (positions >= 0) & (positions < table.shape[0])
@@ -50,7 +50,7 @@ def apply_rotary(
     inplace: bool = False,
     conjugate: bool = False,
 ) -> Any:
-    """x with its first columns turned by the angles of their positions.
+    """x with its first columns rotated by the angles of their positions.
 
     Args:
         x: (batch, sequence, heads, dim), or with cu_seqlens (total, heads, dim).
@@ -58,8 +58,8 @@ def apply_rotary(
         seqlen_offsets: the position of each sequence's first row: a number, or (batch).
         cu_seqlens: int32 (batch + 1). max_seqlen: no effect.
         interleaved: pairs are neighbours (2i, 2i + 1), else (i, i + rotary dim / 2).
-        inplace: x itself is turned.
-        conjugate: turned back.
+        inplace: x itself is rotated.
+        conjugate: rotate in the opposite direction.
     """
     axes = 3 if cu_seqlens is not None else 4
     if x.dim() != axes:

@@ -4,7 +4,7 @@ from ._options import check_integer
 
 
 def longest_keys(k, layout, options):
-    """n_k of the matrix of weights: the longest that the keys' sequences can be."""
+    """n_k of the matrix of weights: the largest possible length of a sequence of keys."""
     sequence = k.shape[-3 if layout == "bshd" else -2]
     table = options.get("block_table")
     if table is not None:
@@ -20,7 +20,7 @@ def _check_axes(name, array, axes):
 
 
 def _check_weights(q, k, rows, layout, options):
-    """What the result's shape follows from."""
+    """Checks the arguments that determine the result's shape."""
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"layout is {layout!r}: expected 'bshd' or 'bhsd'")
     arrays = [("q", q, (3, 4)), ("k", k, (3, 4)), ("rows", rows, (1,))]

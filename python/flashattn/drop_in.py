@@ -3,24 +3,23 @@
     import flashattn.drop_in     # before the programs that look
     import transformers          # finds FlashAttention 2 and 3
 
-The import makes these modules importable, though no such package is installed:
+The import makes these modules importable, although no such package is installed:
 
-    flash_attn                   the functions of FlashAttention 2, and with it
-        .flash_attn_interface    _flash_attn_forward, _flash_attn_backward and their like, too
+    flash_attn                   the functions of FlashAttention 2, and its modules
+        .flash_attn_interface    the same, and _flash_attn_forward, _flash_attn_backward and others
         .bert_padding            unpad_input, pad_input, index_first_axis, index_put_first_axis
         .layers.rotary, .ops.triton.rotary   apply_rotary_emb, apply_rotary
     flash_attn_2_cuda            its extension: fwd, varlen_fwd, bwd, varlen_bwd, fwd_kvcache
     flash_attn_interface         FlashAttention 3, with its order of arguments;
                                  also as flash_attn_3.flash_attn_interface
 
-importlib.util.find_spec finds them, and importlib.metadata has the distributions flash_attn
-(VERSION) and flash_attn_3 (VERSION_3), so that programs which ask for versions go on. What is not
-here (flash_attn.modules, flash_attn.losses, ...) is a ModuleNotFoundError, as in an installation
-without it.
+importlib.util.find_spec finds them, and importlib.metadata reports the distributions flash_attn
+(VERSION) and flash_attn_3 (VERSION_3), for programs that ask for versions. Importing any other
+module (flash_attn.modules, flash_attn.losses, ...) is a ModuleNotFoundError.
 
-A flash_attn that is installed is hidden; one that was imported before is an ImportError. Programs
-that looked before the import have found nothing: Transformers is made to look again; others, as
-diffusers, decide when they are imported, and get a warning.
+An installed flash_attn is hidden. If it has already been imported, this is an ImportError. Programs
+that looked for flash_attn before this import have not found it. Transformers is made to look again.
+Others, such as diffusers, decide when they are imported; then there is a warning.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _THREE = (
 _EXTENSION = ("bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd")
 _PADDING = ("index_first_axis", "index_put_first_axis", "pad_input", "unpad_input")
 
-# Module: where its names come from, and which they are. None: a package of modules.
+# Module: where its names come from, and the names. Empty: a package of modules.
 _Names = dict[str, tuple[str, ...]]
 _MODULES: dict[str, _Names] = {
     "flash_attn": {"": _FUNCTIONS},
@@ -102,14 +101,14 @@ _PACKAGES = (
 )
 _VERSIONS = {"flash_attn": VERSION, "flash_attn_interface": VERSION_3, "flash_attn_3": VERSION_3}
 _ROOTS = (*_VERSIONS, "flash_attn_2_cuda")
-_DISTRIBUTIONS = {  # Name: version, and what it installs
+_DISTRIBUTIONS = {  # Name: version, and the modules that it installs
     "flash_attn": (VERSION, ("flash_attn", "flash_attn_2_cuda")),
     "flash_attn_3": (VERSION_3, ("flash_attn_3", "flash_attn_interface")),
 }
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What an installed package would have in its .dist-info."""
+    """The contents of .dist-info of an installed package."""
 
     def __init__(self, name: str) -> None:
         self._version, self._modules = _DISTRIBUTIONS[name]
@@ -158,7 +157,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
     ) -> Iterable[_Distribution]:
-        """Of that name, or all. importlib.metadata calls it on each finder that has it."""
+        """The distribution of that name, or all. importlib.metadata calls it on each finder."""
         wanted = None if context is None else context.name
         return [
             _Distribution(name)
@@ -181,7 +180,7 @@ def is_registered() -> bool:
 
 
 def register() -> None:
-    """Makes the modules importable; importing flashattn.drop_in does it. Again: nothing more.
+    """Makes the modules importable. Importing flashattn.drop_in calls it; more calls do nothing.
 
     Errors: ImportError if another flash_attn, flash_attn_2_cuda, flash_attn_interface or
     flash_attn_3 was imported.
@@ -202,7 +201,7 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """The modules can no longer be imported; who has imported functions keeps them."""
+    """Makes the modules no longer importable. Functions that were imported before still work."""
     if is_registered():
         sys.meta_path.remove(_finder)
         for name in _MODULES:
@@ -211,7 +210,7 @@ def unregister() -> None:
 
 
 def _look_again() -> None:
-    """Transformers remembers what it has found. diffusers cannot be told."""
+    """Makes Transformers, which caches its result, look again. diffusers cannot be made to."""
     importlib.invalidate_caches()
     looked = sys.modules.get("transformers.utils.import_utils")
     for name, function in list(vars(looked).items()) if looked is not None else []:
