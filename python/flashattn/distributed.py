@@ -1,4 +1,4 @@
-"""Context parallelism: one attention call over the ranks of a process group, exactly.
+"""Context parallelism: one exact attention call over the ranks of a process group.
 
     from flashattn import distributed as fad
 
@@ -10,7 +10,7 @@
 Every rank holds some rows of q, k and v, and gets the same rows of out. Results and gradients equal
 those of one device within rounding: results of parts of the keys are merged by their log-sum-exp,
 and sums are kept in float32. Messages go through torch.distributed: NCCL on GPUs, Gloo on the CPU.
-docs/distributed.md has the algorithms and what they cost.
+docs/distributed.md describes the algorithms and their cost.
 
 A group is a ProcessGroup, None (all ranks), or a DeviceMesh of one or two dimensions. On a mesh
 (ring, heads) the ranks of a row exchange heads (Ulysses), and the rows form a ring; rank (i, j) has
@@ -45,9 +45,10 @@ Group = Union[None, dist.ProcessGroup, DeviceMesh]
 METHODS = ("auto", "ring", "all_gather", "ulysses")
 LAYOUTS = ("contiguous", "zigzag")
 
-# What "auto" goes by, from the model in bench/distributed_model.py. Up to this many ranks are taken
-# for one node, whose links exchange heads faster than blocks go around. From this many rows a rank
-# on, times the query heads of a key head, a block's kernels take longer than its way over NVLink.
+# The thresholds of "auto", from the model in bench/distributed_model.py. Up to _NODE ranks count as
+# one node, inside which exchanging heads is faster than a ring. If a rank's rows, times the query
+# heads of a key head, are at least _LONG_ROWS, a block's kernels take longer than sending the block
+# over NVLink.
 _NODE = 8
 _LONG_ROWS = 4096
 
@@ -56,7 +57,7 @@ _LONG_ROWS = 4096
 
 
 class _Place(NamedTuple):
-    """A rank in one dimension of a mesh; the group by its name, as operators take it."""
+    """A rank in one dimension of a mesh. The group is given by its name, as operators take it."""
 
     name: str
     rank: int
@@ -64,7 +65,7 @@ class _Place(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Fields, not properties, whose values PyTorch 2.11 cannot compare in a compiled graph."""
+    """These are fields because PyTorch 2.11 cannot compare properties in a compiled graph."""
 
     ring: Optional[_Place]
     heads: Optional[_Place]  # None: the group has one dimension, which is ring's
@@ -125,7 +126,7 @@ def _check_count(name: str, n: Any) -> None:
 
 
 def _shards(lengths: Sequence[int], layout: str, name: str = "lengths") -> _plan.Shards:
-    """Of shards with these lengths."""
+    """The shards with these lengths."""
     if layout == "contiguous":
         return _plan.contiguous(lengths)
     shards = _plan.zigzag(sum(lengths), len(lengths))
@@ -168,9 +169,9 @@ def shard_lengths(n: int, *, group: Group = None, layout: str = "contiguous") ->
     Args:
         n: rows of the whole sequence.
         group: a ProcessGroup, a DeviceMesh of one or two dimensions, or None: all ranks.
-        layout: "contiguous": one part for each rank; "zigzag": of 2 * ranks chunks, rank r has the
-            chunks r and 2 * ranks - 1 - r, so that a causal mask gives all ranks equal work. Parts
-            and chunks are as equal as they can be; the first ones are longer.
+        layout: "contiguous": one part for each rank; "zigzag": rank r has the chunks r and
+            2 * ranks - 1 - r out of 2 * ranks chunks, so that a causal mask gives all ranks equal
+            work. Parts and chunks are as equal as possible; the first ones are longer.
 
     Returns:
         A list with one number for each rank.
@@ -203,8 +204,8 @@ def positions(
     Args:
         n: rows of the whole sequence.
         group, layout: as in shard_lengths.
-        lengths: rows of each rank's shard, where shard() did not cut them; layout "contiguous".
-        device: of the result.
+        lengths: rows of each rank's shard, if they are not those of shard(); layout "contiguous".
+        device: the device of the result.
     """
     _check_count("n", n)
     places = _places(group)
@@ -229,12 +230,12 @@ def shard(
     Args:
         x: any tensor.
         group, layout: as in shard_lengths.
-        axis: of the sequence.
-        lengths: rows of each rank's shard; layout "contiguous". Default: as shard_lengths says.
+        axis: the axis of the sequence.
+        lengths: rows of each rank's shard; layout "contiguous". Default: those of shard_lengths.
 
     Returns:
-        A tensor with the rows of the shard, a copy only where it has two chunks. Its gradient with
-        respect to x is 0 in the rows of other ranks.
+        A tensor with the rows of the shard; it is a copy only if the shard has two chunks. Its
+        gradient with respect to x is 0 in the rows of other ranks.
     """
     _check_axis(x, axis)
     places = _places(group)
@@ -246,7 +247,7 @@ def shard(
 
 
 def _tell(values: Sequence[int], place: _Place, device: torch.device) -> list[list[int]]:
-    """Everybody's numbers, which are as many on all ranks of a group."""
+    """The numbers of all ranks of a group; every rank has equally many."""
     mine = torch.tensor(values, dtype=torch.int64, device=device)
     all_of_them = [torch.empty_like(mine) for _ in range(place.size)]
     group = _ops._resolve_process_group(place.name)
@@ -255,7 +256,7 @@ def _tell(values: Sequence[int], place: _Place, device: torch.device) -> list[li
 
 
 def _tell_all(values: Sequence[int], places: _Places, device: torch.device) -> list[list[int]]:
-    """The same over both dimensions of a mesh, in the order of shards."""
+    """The same as _tell for both dimensions of a mesh, in the order of shards."""
     rows = [list(values)]
     for place in (places.heads, places.ring):
         if place is not None:
@@ -377,7 +378,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 class _Inputs:
-    """The arguments of a call after their checks; what is fixed for all ranks in numbers."""
+    """The checked arguments of a call. Values that must be equal on all ranks are numbers."""
 
     def __init__(self, q: Any, k: Any, v: Any, options: dict[str, Any]):
         _check_options(options)
@@ -502,7 +503,7 @@ class _Inputs:
             self.tensors["alibi_slopes"] = slopes[0]
 
     def _check_matrix(self, name: str, x: torch.Tensor) -> None:
-        """All but the columns, which are those of all ranks."""
+        """Checks all axes except the columns, which are those of all ranks."""
         if x.dim() > 4:
             raise ValueError(f"{name}.ndim is {x.dim()}: expected at most 4")
         batch, n_q, heads, _ = self.q.shape
@@ -519,8 +520,8 @@ class _Inputs:
             )
 
     def _check_call(self) -> None:
-        """What the library says about types and numbers, before any message: an error between
-        messages would leave some that nobody waits for. The call is this rank's rows alone."""
+        """Lets the library check types and numbers before any message: after an error between
+        messages, nobody would wait for the rest. The checked call is for this rank's rows only."""
         options: dict[str, Any] = {
             "softcap": self.softcap,
             "scale": self.scale,
@@ -565,7 +566,8 @@ class _Inputs:
                 )
 
     def text(self, return_lse: bool) -> str:
-        """What must be the same on all ranks, besides the shapes. Equal numbers have one text."""
+        """The values that must be equal on all ranks, besides the shapes. Equal numbers have equal
+        texts."""
         reals = [None if x is None else float(x) for x in (self.scale, self.softcap)]
         integers = [None if x is None else int(x) for x in (self.diagonal, self.seed, self.offset)]
         numbers = (self.causal, self.window, reals, integers, float(self.dropout_p))
@@ -574,7 +576,8 @@ class _Inputs:
         return repr((numbers, more, kinds))
 
     def _kind_of(self, name: str, x: torch.Tensor) -> tuple[Any, ...]:
-        """Of an option's tensor, what messages and gradients go by; rows are each rank's own."""
+        """The properties of an option's tensor on which messages and gradients depend, without its
+        rows, which may differ between ranks."""
         shape = tuple(x.shape)
         if name in ("bias", "mask"):
             shape = (1,) * (4 - len(shape)) + shape
@@ -583,7 +586,7 @@ class _Inputs:
 
 
 def _whole_numbers(name: str, cu: Any) -> list[int]:
-    """cu_seqlens on the host: where they lie on a GPU, this waits for it."""
+    """cu_seqlens on the host. If they are on a GPU, this waits for it."""
     if cu is None:
         return []
     if isinstance(cu, (list, tuple, range)):
@@ -609,7 +612,7 @@ def _whole_numbers(name: str, cu: Any) -> list[int]:
 
 
 def _check_longest(name: str, bound: Optional[int], cu: list[int]) -> None:
-    """A bound on the lengths of sequences: nothing needs it here, but a wrong one is an error."""
+    """Checks a bound on the lengths of sequences: it is not used here, but must not be wrong."""
     if not bound:
         return
     if not cu:
@@ -638,8 +641,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class _Known(NamedTuple):
-    """Of all ranks: rows of q and k, and whether a bias or mask has rows of its own, or None where
-    that cannot be told."""
+    """What is known of all ranks: the rows of q and k, and whether a bias or mask has its own rows
+    (None: unknown)."""
 
     lengths_q: list[int]
     lengths_k: list[int]
@@ -647,9 +650,9 @@ class _Known(NamedTuple):
 
 
 def _is_sharded(extents: Sequence[int], lengths: Sequence[int]) -> Optional[bool]:
-    """extents: of a bias along the rows, of those ranks that are known. A shard of one row does not
-    tell: its bias could be one for all rows. If there are no others, taking it for the row's own
-    is right either way."""
+    """extents: of a bias along the rows, on the ranks that are known. A shard of one row does not
+    tell whether its bias is for this row or for all rows. If all shards have one row, treating it
+    as the row's own is right in both cases."""
     if any(n != 1 for n in extents):
         return True
     if all(n == 1 for n in lengths):
@@ -675,8 +678,8 @@ _NUMBERS = _COMPARED + len(_FIELDS)
 def _meet(
     inputs: Optional[_Inputs], numbers: list[int], places: _Places, device: torch.device
 ) -> _Known:
-    """Ranks compare their arguments. No inputs: this rank's are wrong, and it is about to raise an
-    error."""
+    """Compares the arguments of all ranks. No inputs: this rank's arguments are wrong, and it is
+    about to raise an error."""
     told = _tell_all(numbers if inputs else [1] + [0] * (_NUMBERS - 1), places, device)
     if inputs is None:
         return _Known([], [], {})
@@ -706,7 +709,8 @@ def _meet(
 
 
 def _assume(inputs: _Inputs, places: _Places, lengths: Any, lengths_k: Any) -> _Known:
-    """Without a handshake: what the caller says; else all shards are as long as this one."""
+    """Without a handshake: the lengths that the caller gives; else all shards are as long as this
+    one."""
     n_q, n_k = inputs.q.shape[1], inputs.k.shape[1]
     if lengths is None:
         lengths = [n_q] * places.size
@@ -744,7 +748,7 @@ def _check_heads(inputs: _Inputs, size: int) -> None:
 
 
 def _check_method(method: str, places: _Places, inputs: _Inputs) -> str:
-    """The method that will run, but for the choice that needs lengths: "auto" stays."""
+    """The checked method. "auto" is not resolved yet, because that needs lengths."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}: expected one of {', '.join(map(repr, METHODS))}")
     mesh = places.heads is not None and places.ring is not None
@@ -820,7 +824,7 @@ def _matrix_to_heads(
 def _options_to_heads(
     inputs: _Inputs, known: _Known, place: _Place, chunks: list[int]
 ) -> dict[str, Any]:
-    """Those of the rank's own heads."""
+    """The options of the rank's own heads."""
     tensors = dict(inputs.tensors)
     for name in ("bias", "mask"):
         sharded, own_rows = known.sharded[name], inputs.q.shape[1]
@@ -834,7 +838,7 @@ def _options_to_heads(
 def _arguments(
     inputs: _Inputs, tensors: dict[str, Any], place: _Place, shards_q: Any, shards_k: Any
 ) -> list[Any]:
-    """Of the operators, behind q, k and v."""
+    """The arguments of the operators after q, k and v."""
     return [
         *(tensors[name] for name in _TENSORS),
         place.name,
@@ -887,9 +891,9 @@ def _whole_rows(
 def _with_dropout(
     inputs: _Inputs, options: dict[str, Any], qkv: Sequence[torch.Tensor], first_head: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The random bits of a head follow from its number in the whole problem, which a call that has
-    only some of the heads does not know. It is added to the offset's upper half, for one sequence
-    at a time."""
+    """The random bits of a head depend on its number in the whole problem. A call for some of the
+    heads does not know this number, so it is added to the offset's upper half, for one sequence at
+    a time."""
     heads = inputs.q.shape[2]
     offset = inputs.offset or 0
     low, high = offset & 0xFFFFFFFF, offset >> 32
@@ -980,7 +984,7 @@ def _attend(
         return torch.ops.flashattn.redistribute(x, heads.name, chunks_q, False)
 
     out = back(out)
-    # Messages cost time: a log-sum-exp that nobody asks for stays where it is.
+    # Messages cost time: a log-sum-exp is sent only if it is needed.
     return out, back(lse.mT[..., None])[..., 0].mT if return_lse else None
 
 
@@ -999,40 +1003,39 @@ def attention(
 ) -> Any:
     """flashattn.attention over sequences whose rows are spread over the ranks of a group.
 
-    Every rank of the group calls it, with its own rows, and every rank runs the backward if one
-    does. Gradients of q, k, v and of a bias's rows are complete; those of what all ranks have
-    (sinks, a bias without rows of its own) are this rank's part, to be summed over the ranks as
-    those of parameters are.
+    Every rank of the group must call it with its own rows. If one rank runs the backward, all must.
+    Gradients of q, k, v and of a bias's rows are complete. Gradients of tensors that all ranks
+    share (sinks, a bias without its own rows) are this rank's part; sum them over the ranks like
+    the gradients of parameters.
 
     Args:
         q: this rank's rows, (batch, rows, heads, dim); float32, float16 or bfloat16; with
-            cu_seqlens also (rows, heads, dim). Shards may differ in length, and have no rows.
+            cu_seqlens also (rows, heads, dim). Shards may differ in length, and may have no rows.
         k, v: this rank's rows, (batch, rows_k, heads_kv, dim) and (batch, rows_k, heads_kv, dim_v).
         group: a ProcessGroup, a DeviceMesh, or None: all ranks. On a mesh of two dimensions heads
-            are exchanged along the last one, and method is for the first.
-        method: "ring": keys and values arrive a block at a time, while the block before is worked
-            on; "all_gather": all that are needed arrive first; "ulysses": ranks exchange rows for
-            heads, so each works on some heads over the whole sequence (heads and heads_kv must be
-            multiples of the number of ranks); "auto": see docs/distributed.md.
+            are exchanged along the last one, and method applies to the first.
+        method: "ring": each block of keys and values arrives while the rank works on the previous
+            one; "all_gather": all needed keys and values arrive first; "ulysses": ranks exchange
+            rows for heads, so each works on some heads over the whole sequence (heads and heads_kv
+            must be multiples of the number of ranks); "auto": see docs/distributed.md.
         layout: how the sequence is sharded, "contiguous" or "zigzag" (see shard_lengths).
-        lengths, lengths_k: rows of q (k) on each rank. With lengths ranks do not compare their
-            arguments first, which the host waits for; shards of k are then taken to be as long as
-            those of q, unless lengths_k is given. Under torch.compile, which knows shapes ahead,
-            the default is that all shards are as long as this one.
+        lengths, lengths_k: rows of q (k) on each rank. With lengths, ranks do not compare their
+            arguments first, and the host does not wait for that. lengths_k defaults to lengths.
+            Without lengths under torch.compile, all shards must be as long as this one.
         return_lse: also return the log-sum-exp, float32 (batch, heads, rows).
         options: those of flashattn.attention: causal, scale, softcap, window, diagonal, sinks,
-            alibi_slopes, deterministic, batch_invariant, threads; all mean the whole sequence.
+            alibi_slopes, deterministic, batch_invariant, threads; all apply to the whole sequence.
             bias, mask: (batch, heads, own rows, keys of all ranks), extents of 1 broadcast.
-            cu_seqlens_q, cu_seqlens_k: of the whole sequence, best as lists (a tensor on a GPU is
-            waited for). dropout_p, with seed and offset: method "ulysses", same bits as on one
-            device.
+            cu_seqlens_q, cu_seqlens_k: of the whole sequence, best as lists (the host waits for a
+            tensor on a GPU). dropout_p, with seed and offset: only with method "ulysses"; the
+            random bits are those of one device.
 
     Returns:
         out, (batch, rows, heads, dim_v) in q's dtype; or (out, lse).
 
-    Errors: as flashattn.attention; also where ranks do not agree on shapes or options, and
-    RuntimeError on the other ranks where one rank's arguments are wrong. A rank that ends or does
-    not call is an error on the others after the timeout of the process group.
+    Errors: as flashattn.attention; also if ranks do not agree on shapes or options. If one rank's
+    arguments are wrong, the other ranks raise a RuntimeError. If a rank ends or does not call, the
+    others fail after the timeout of the process group.
     """
     places = _places(group)
     given: dict[str, Any] = {name: x for name, x in options.items() if x is not None}

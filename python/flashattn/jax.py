@@ -3,39 +3,39 @@
     import flashattn.jax
     out = jax.jit(flashattn.jax.attention, static_argnames="causal")(q, k, v, causal=True)
 
-On the CPU and on CUDA. The compiled program calls the library through XLA's FFI, without Python, on
-XLA's own stream and memory; interface() says whether this build has it. Where it has not, programs
-for the CPU call back into Python by jax.pure_callback: the same results, at the price of that
-callback (more than a hundred microseconds a call) and of the GIL while arguments are handed over.
-On CUDA that would be a copy to the host and is an error, not done in silence.
+It works on the CPU and on CUDA. The compiled program calls the library through XLA's FFI, without
+Python, on XLA's own stream and memory; interface() tells whether this build has the FFI. Without
+it, programs for the CPU call back into Python by jax.pure_callback. The results are the same, but
+each call takes more than a hundred microseconds longer and needs the GIL while it passes arguments.
+On CUDA the callback would copy arrays to the host, so it is an error there.
 
 Sharding. Under jit, arrays that are sharded over batch and heads stay sharded, in both passes and
 with every option; q, out and their gradients do not move between devices. Key/value heads are
-sharded with the query heads as far as groups stay whole. Where devices share a group, each takes
-the keys and values that its heads need, and dk and dv are summed over these devices; so are
-gradients of other arrays that devices share (sinks, a broadcast bias, pages). XLA gathers arrays
-that are sharded over other axes (positions, dims, packed sequences), or whose batch or heads
-cannot be split evenly. All this holds for Shardy and GSPMD, and for meshes with explicit axes
-since JAX 0.9. With the callback everything is gathered.
+sharded with the query heads as long as groups stay whole. If devices share a group, each takes the
+keys and values that its heads need, and dk and dv are summed over these devices; so are gradients
+of other arrays that devices share (sinks, a broadcast bias, pages). XLA gathers arrays that are
+sharded over other axes (positions, dims, packed sequences), or whose batch or heads cannot be split
+evenly. All this holds for Shardy and GSPMD, and for meshes with explicit axes since JAX 0.9. With
+the callback everything is gathered.
 
-In shard_map each device computes the attention of its own arrays, with check_vma or without. In a
+In shard_map each device computes the attention of its own arrays, with or without check_vma. In a
 shard_map over only some axes of a mesh, arrays are gathered over the other axes. JAX 0.5 needs
 check_rep=False.
 
 vmap makes one call of the library: the mapped axis becomes more batch items or more heads, and
-may be sharded. These are a loop of calls instead: dropout; mapped lengths of packed sequences;
-and mapped lengths together with sinks that are mapped or get a gradient.
+may be sharded. A loop of calls is made for dropout, for mapped lengths of packed sequences, and for
+mapped lengths together with sinks that are mapped or get a gradient.
 
-Dropout bits do not depend on the sharding, and each element of a vmap has the bits that it has
-alone. Where heads are sharded, each batch item is a call of its own; with packed sequences, heads
-are gathered. In shard_map all devices get the same bits from the same key: fold
+Dropout bits do not depend on the sharding, and an element of a vmap has the same bits as in a
+separate call. If heads are sharded, there is a call for each batch item; with packed sequences,
+heads are gathered. In shard_map all devices get the same bits from the same key: fold
 jax.lax.axis_index into the key.
 
-There are first derivatives in reverse mode (grad, vjp); any other derivative is an error.
-jax.export takes programs for one device, and on a mesh those with a shard_map over all of its
-axes.
+Only first derivatives in reverse mode (grad, vjp) are supported; any other derivative is an error.
+jax.export works for programs for one device, and on a mesh for programs with a shard_map over all
+of its axes.
 
-flashattn.attention takes JAX's arrays on the CPU as well, outside of jit and without gradients.
+flashattn.attention also takes JAX's arrays on the CPU, outside of jit and without gradients.
 """
 
 from __future__ import annotations
@@ -93,17 +93,17 @@ def attention(
             heads_kv.
         layout: "bshd" as above, or "bhsd".
         return_lse: also return the log-sum-exp of each query's scores, float32 (batch, heads,
-            n_q); gradients flow through it too.
-        dropout_p, dropout_key: a key of jax.random; one key always drops the same weights.
+            n_q); gradients also flow through it.
+        dropout_p, dropout_key: a key of jax.random; the same key always drops the same weights.
         The other options are those of flashattn.attention. Arrays may be traced; the numbers,
-        layout and return_lse must be known while tracing. alibi_slopes get no gradient (0).
+        layout and return_lse must be known while tracing. The gradient of alibi_slopes is 0.
 
     Returns:
         out like q with dim_v, or (out, lse).
 
-    Errors: ValueError or TypeError while tracing; what only the library can see (lengths in
-    cu_seqlens, what a GPU has no kernel for) is an error when the program runs. The message says
-    what was expected.
+    Errors: ValueError or TypeError while tracing. Errors that only the library can find (lengths in
+    cu_seqlens, a GPU without a kernel for the call) are raised when the program runs. The message
+    says what was expected.
     """
     q, k, v = (_as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     numbers: dict[str, Any] = {
@@ -154,13 +154,13 @@ def attention(
 
 
 def _as_number(x):
-    """Python's own, which hashes, of an array without axes."""
+    """An array without axes as a Python number, which is hashable."""
     known = isinstance(x, (np.generic, np.ndarray, jax.Array)) and x.shape == ()
     return x.item() if known and not isinstance(x, jax.core.Tracer) else x
 
 
 def _dropout_state(p, key):
-    """{seed, offset} as the library reads them, in four words: JAX has no uint64 by default."""
+    """{seed, offset} as the library reads them, in 32-bit words: JAX has no uint64 by default."""
     if not p:
         return None
     if key is None:
@@ -193,14 +193,14 @@ def _as_lengths(name, x):
 
 
 def _all_axes(name, x):
-    """As _jax_call wants it: with the axes that broadcasting adds in front."""
+    """The array in the form of _jax_call: with the axes that broadcasting adds in front."""
     count = {"bias": 4, "mask": 4, "alibi_slopes": 2}.get(name, x.ndim)
     return jnp.expand_dims(x, tuple(range(count - x.ndim)))
 
 
 def _varying_alike(*arrays):
-    """Inside shard_map JAX tracks over which axes of the mesh an array varies; the operands of a
-    call must agree. JAX then sums the gradients of those arrays that did not vary."""
+    """Inside shard_map, JAX tracks the axes of the mesh over which an array varies. They must be
+    the same for all operands of a call. JAX then sums the gradients of arrays that did not vary."""
     varies = frozenset().union(*map(manual_axes, arrays))
     return [_varying(x, tuple(sorted(varies - manual_axes(x)))) for x in arrays]
 
@@ -214,8 +214,8 @@ def _varying(x, axes):
 
 
 def _with_explicit_axes(attend, layout, *qkv):
-    """attend, where shardings are part of types (a mesh whose axes have AxisType.Explicit): results
-    are sharded over batch and heads like the first of q, k, v that is."""
+    """attend for a mesh whose axes have AxisType.Explicit, where shardings are part of types.
+    Results are sharded over batch and heads like the first of q, k, v that is sharded."""
     if not hasattr(jax.sharding, "auto_axes"):  # JAX 0.6
         return attend
     types = [jax.typeof(x).sharding for x in qkv]
@@ -256,8 +256,8 @@ def _axes(x, layout):
 
 
 def _unread(x):
-    """Stands for an array of which only shape and dtype are known yet: the library's checks follow
-    no pointers, and memory that nobody touches costs nothing."""
+    """A placeholder for an array of which only shape and dtype are known. The library's checks do
+    not follow pointers, and untouched memory costs nothing."""
     return np.empty(x.shape, x.dtype)
 
 
@@ -292,7 +292,7 @@ def _check(q, k, v, static, arrays):
 
 
 def _expect_scores(name, x, batch, heads):
-    """Of an array over (batch, heads, n_q, n_k). Of n_q and n_k only the library may know."""
+    """Checks an array over (batch, heads, n_q, n_k). Only the library may know n_q and n_k."""
     extents = (1,) * (4 - x.ndim) + x.shape
     if x.ndim > 4 or extents[0] not in (1, batch) or extents[1] not in (1, heads):
         raise ValueError(
@@ -308,7 +308,8 @@ def _expect(arrays, name, shapes):
 
 
 def _ask_library(q, k, v, static, arrays):
-    """Its own sentence, before anything runs. Lengths count as absent: they are not known yet."""
+    """Raises the library's own error before anything runs. Lengths are left out: they are not known
+    yet."""
     layout, numbers = static
     if any(name in arrays for name in LENGTHS):
         return
@@ -352,7 +353,7 @@ def _pass(which, static, tensors, arrays):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _execute(call, *operands):
-    """The results of a call under every transformation: jit caches what the others trace."""
+    """The results of a call under every transformation: jit caches the traces of the others."""
     return _not_differentiable(call, operands)
 
 
@@ -360,7 +361,7 @@ def _execute(call, *operands):
 def _not_differentiable(call, operands):
     @jax.custom_batching.custom_vmap
     def mappable(*operands):
-        # Nothing that calls back into Python can be partitioned: XLA gathers the arrays for it.
+        # A callback into Python cannot be partitioned: XLA gathers its arrays.
         return (partitioned if call.interface == "ffi" else compute)(call, *operands)
 
     @mappable.def_vmap

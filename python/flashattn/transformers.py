@@ -4,21 +4,22 @@
     flashattn.transformers.register()
     model = AutoModel.from_pretrained(name, attn_implementation="flashattn")
 
-For all models that look up their attention in Transformers' AttentionInterface: encoders, decoders
-with a cache, grouped-query heads, padding on either side, sliding windows, softcap (Gemma 2), sinks
-(gpt-oss), a position bias (T5), packed sequences, continuous batching; training and inference.
+It works for all models that look up their attention in Transformers' AttentionInterface: encoders,
+decoders with a cache, grouped-query heads, padding on either side, sliding windows, softcap
+(Gemma 2), sinks (gpt-oss), a position bias (T5), packed sequences, continuous batching; training
+and inference.
 
-Made for Transformers 5. With 4.53 and later it serves the models that look up their attention
-there, which are nearly all decoders; BERT and its like do so since 5.
+It is made for Transformers 5. In 4.53 and later nearly all decoders also use AttentionInterface;
+BERT and similar models use it since version 5.
 
-Differences from eager attention: a query whose keys are all masked, as of a padding token on the
-left, gives 0 instead of the mean of the values; attention weights are not returned
+Differences from eager attention: a query whose keys are all masked, for example a padding token on
+the left, gives 0 instead of the mean of the values; attention weights are not returned
 (output_attentions warns; flashattn.weights computes chosen rows).
 
 Memory: without padding, causal and bidirectional models need no mask, whatever the lengths of query
-and cache; bidirectional models with padding take one byte for each token. Other masks (causal with
-padding, sliding windows over prompts longer than the window, static caches) are built by
-Transformers as n_q * n_k bytes for each batch item, as for its "sdpa".
+and cache. Bidirectional models with padding need one byte for each token. Transformers builds other
+masks (causal with padding, sliding windows over prompts longer than the window, static caches) with
+n_q * n_k bytes for each batch item, as for its "sdpa".
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _logger = logging.getLogger(__name__)
 def register(name: str = NAME) -> str:
     """Makes attn_implementation=name work with Transformers' models; returns the name.
 
-    Call it before the model is made. Calling it again does nothing more.
+    Call it before the model is created. Calling it again has no effect.
     """
     modeling_utils.AttentionInterface.register(name, attention_function)
     if masking_utils is not None:
@@ -63,11 +64,11 @@ def register_distributed(
     method: str = "auto",
     layout: str = "contiguous",
 ) -> str:
-    """Makes attn_implementation=name spread each sequence over the ranks of a process group.
+    """Makes attn_implementation=name split each sequence over the ranks of a process group.
 
-    Every rank gives the model its own rows of input_ids, with position_ids that say where they are
-    (flashattn.distributed.shard, positions), and gets its own rows of the output. Without a mask,
-    a cache and dropout: for training, and for scores of whole sequences.
+    Every rank gives the model its own rows of input_ids and their positions as position_ids
+    (flashattn.distributed.shard, positions), and gets its own rows of the output. There is no mask,
+    cache or dropout: this is for training, and for scores of whole sequences.
 
     Args:
         group, method, layout: as in flashattn.distributed.attention.
@@ -120,7 +121,7 @@ def register_distributed(
         return distributed.attention(query, key, value, **places, **options), None
 
     def no_mask(**arguments: Any) -> Any:
-        """Padding is for attend to refuse; jumps of positions are no packed sequences here."""
+        """attend refuses padding; here, jumps of positions do not mean packed sequences."""
         return arguments.get("attention_mask")
 
     modeling_utils.AttentionInterface.register(name, attend)
@@ -131,8 +132,9 @@ def register_distributed(
 
 
 def _accept_as_it_is(name):
-    """Transformers 5 looks on its hub for every implementation with "flash" in its name, or takes
-    another where a model lists those that it was tried with. Ours is here and needs neither."""
+    """Transformers 5 searches its hub for every implementation with "flash" in its name, or
+    replaces it if a model lists the implementations with which it was tested. Ours needs
+    neither."""
     model = modeling_utils.PreTrainedModel
     original = getattr(model, "_check_and_adjust_attn_implementation", None)
     if original is None:
@@ -160,8 +162,8 @@ def attention_mask_function(**arguments: Any) -> Any:
     """For Transformers' AttentionMaskInterface, whose arguments it takes.
 
     Returns:
-        None where attention_function's own causal mask, or none, says it all; else bool
-        (batch, 1, q_length, kv_length), True: may see.
+        None if attention_function's own causal mask, or no mask, is enough; else bool
+        (batch, 1, q_length, kv_length); True: the query may see the key.
     """
     if "q_length" not in arguments:  # before Transformers 5: "sdpa"'s None means the same to us
         return masking_utils.sdpa_mask(**arguments)
@@ -187,7 +189,7 @@ def _reading_stops_a_trace():
 
 
 def _padding(mask, kv_length, kv_offset):
-    """Which keys are no padding, bool (batch, kv_length); None: all of them."""
+    """Which keys are not padding, bool (batch, kv_length); None: all keys."""
     if mask is None:
         return None
     mask = mask[:, kv_offset : kv_offset + kv_length].bool()
@@ -199,7 +201,7 @@ def _padding(mask, kv_length, kv_offset):
 
 
 def _says_nothing(arguments, padding):
-    """Whether no mask at all, or the causal one that ends at the last key, is what is wanted."""
+    """Whether the mask is empty, or is the causal mask that ends at the last key."""
     local = arguments.get("local_size")
     if padding is not None or (local is not None and arguments["kv_length"] >= local):
         return False
@@ -212,7 +214,7 @@ def _says_nothing(arguments, padding):
 
 
 def _diagonal(arguments):
-    """A causal query i sees keys j <= i + diagonal; None: not known without waiting."""
+    """The diagonal: a causal query i sees keys j <= i + diagonal. None: unknown without waiting."""
     offsets = arguments.get("q_offset", 0), arguments.get("kv_offset", 0)
     if any(isinstance(offset, torch.Tensor) for offset in offsets):
         return None
@@ -225,8 +227,8 @@ def _is_bidirectional(arguments):
 
 
 class _Bounds:
-    """Bounds that a mask lies within, so that the kernels can pass over keys unread. It hangs on
-    the mask; a copy of the mask that lost it is as right, only slower."""
+    """Bounds of a mask, so that the kernels can skip keys. They are an attribute of the mask. A
+    copy of the mask without them gives the same results, but is slower."""
 
     def __init__(self, mask, diagonal, window):
         self.shape, self.diagonal, self.window = mask.shape, diagonal, window
@@ -234,7 +236,7 @@ class _Bounds:
 
 def _with_bounds(mask, arguments):
     diagonal = _diagonal(arguments)
-    # Transformers allows its skip only where nothing but causality, a window and padding count.
+    # Transformers allows its skip only if causality, a window and padding are the only masks.
     causal = arguments.get("allow_is_causal_skip", True)
     if causal and diagonal is not None and not _reading_stops_a_trace():
         mask.flashattn_bounds = _Bounds(mask, diagonal, arguments.get("local_size"))
@@ -264,23 +266,24 @@ def attention_function(
     """For Transformers' AttentionInterface.
 
     Args:
-        module: the attention layer; its is_causal counts where the argument is None.
+        module: the attention layer; its is_causal is used if the argument is None.
         query: (batch, heads, n_q, dim); key, value: (batch, heads_kv, n_k, dim).
-        attention_mask: bool, True: may see, or added to the scores: (batch or 1, heads or 1, n_q,
-            n_k), and then it says all about who sees whom; bool (batch, n_k): keys that are no
-            padding; None.
+        attention_mask: None; or (batch or 1, heads or 1, n_q, n_k), either bool (True: the query
+            may see the key) or added to the scores: it replaces all other masks; or bool (batch,
+            n_k), True for keys that are not padding.
         is_causal: without a mask of four axes: query i sees keys up to i + n_k - n_q.
-        sliding_window: as is_causal: each query sees that many keys, its own included.
-        s_aux, sinks: (heads): a logit without a value; two names of one thing.
+        sliding_window: without a mask of four axes: each query sees this many keys, including its
+            own.
+        s_aux, sinks: (heads): a logit without a value; two names of the same argument.
         position_bias: added to the scores, broadcasts to (batch, heads, n_q, n_k).
-        cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: sequences one behind the other in
-            a batch of 1, where there is no mask.
+        cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: packed sequences in a batch of 1,
+            without a mask.
 
     Returns:
         (batch, n_q, heads, dim), and None instead of the weights.
     """
     _warn_once_of(kwargs)
-    if cache is not None:  # the mask was made without it; the sequences' lengths say all
+    if cache is not None:  # the mask ignores it; the lengths of the sequences are enough
         key, value = _through(cache, module, key, value, kwargs)
         attention_mask = None
     if is_causal is None:
@@ -322,7 +325,7 @@ def _warn_once_of(kwargs):
 
 
 def _through(cache, module, key, value, kwargs):
-    """Continuous batching: its cache appends the keys and values and says where sequences lie."""
+    """Continuous batching: its cache appends keys and values and tells where the sequences lie."""
     if kwargs.get("block_table") is not None:
         raise NotImplementedError(
             "flashattn reads the cache of continuous batching by indices, not by block tables"
@@ -343,7 +346,7 @@ def _sinks(sinks, heads):
 
 
 def _dropout(p, device):
-    """Random bits from the device's own generator: its manual seed decides, nothing waits."""
+    """Random bits from the device's generator: its manual seed applies, and nothing waits."""
     if not p:
         return {}
     state = torch.randint(-(2**62), 2**62, (2,), dtype=torch.int64, device=device)
@@ -354,7 +357,7 @@ def _by_position(causal, sliding_window):
     """Causal masks and windows that end at the last key."""
     if sliding_window is None:
         return {"causal": causal}
-    # A bidirectional window is as wide on both sides; what a model calls its size is one more.
+    # A bidirectional window has the same width on both sides; a model's size of it is one more.
     left = sliding_window - 1
     return {"causal": causal, "window": (left, -1 if causal else left)}
 
@@ -379,7 +382,7 @@ def _masks(mask, causal, sliding_window, n_k):
         return {"mask": keys, **_by_position(causal, sliding_window)}
     if mask.dim() != 4:
         raise ValueError(f"attention_mask has {mask.dim()} axes: expected 2 or 4")
-    # As eager attention: masks made for the longest that a cache can be.
+    # As in eager attention: masks for the capacity of the cache.
     known = mask[..., :n_k] if mask.shape[-1] > n_k else mask
     if mask.dtype.is_floating_point:
         return {"bias": known}
