@@ -13,9 +13,9 @@ by p,
 
     a = x' (g + c) - lse' g + h,    e = p (a - sum_j p a)   (by x, where x' stays),
 
-and that by x', which is p (g + c). Everything here can be differentiated again, by autograd and by
-torch.func. Queries are worked on in tiles of rows, each against all keys. While autograd records,
-the weights of all tiles are kept: memory then grows with n_q * n_k.
+and the derivative by x', which is p (g + c). Everything here can be differentiated again, by
+autograd and by torch.func. Queries are processed in tiles of rows, each against all keys. While
+autograd records, the weights of all tiles are kept: memory then grows with n_q * n_k.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-# The largest matrix of weights that is held at once, in elements; there are about ten of them.
+# The largest number of elements of a matrix of weights; about ten such matrices exist at once.
 _TILE = 1 << 23
 
 
@@ -38,7 +38,7 @@ class Directions:
 
 
 def _add(*terms):
-    """The sum of those that are not None, or None."""
+    """The sum of the terms that are not None; None if all are."""
     terms = [x for x in terms if x is not None]
     return functools.reduce(torch.add, terms) if terms else None
 
@@ -101,7 +101,7 @@ class _Rows:
         return self._gather(self._heads_first(x).float())
 
     def gather_sums(self, lse):
-        """The same of what has one number a row: (batch, heads, rows, 1)."""
+        """The same for one number in each row: (batch, heads, rows, 1)."""
         if lse is None:
             return None
         return self._gather((lse if lse.dim() == 3 else lse[None])[..., None].float())
@@ -113,7 +113,7 @@ class _Rows:
         return x if self.used is None else x.where(self.used, 0)
 
     def scatter(self, x, dtype):
-        """The inverse, in the layout: 0 where nothing is used, sums where a row is used twice."""
+        """The inverse, in the layout of the input: 0 for unused rows, sums for rows used twice."""
         return self._in_layout(self._scatter(x)).to(dtype)
 
     def scatter_sums(self, x):
@@ -141,7 +141,7 @@ def _philox(counter, key):
     """Philox-4x32-7 of tensors of int64 that hold 32 bits each."""
     c, k = list(counter), list(key)
     for _ in range(7):
-        # The product's 64 bits, of which the sign is one.
+        # The product has 64 bits, so its highest bit is the sign.
         a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
         c = [((b >> 32) & _LOW) ^ c[1] ^ k[0], b & _LOW, ((a >> 32) & _LOW) ^ c[3] ^ k[1], a & _LOW]
         k = [(k[0] + 0x9E3779B9) & _LOW, (k[1] + 0xBB67AE85) & _LOW]
@@ -182,8 +182,8 @@ def _as_signed(number):
 
 
 def _scores_part(x, start, stop, n_k):
-    """Rows of a tensor that broadcasts to (batch, heads, n_q, n_k), which may be longer or shorter
-    than the rows that are used."""
+    """Rows of a tensor that broadcasts to (batch, heads, n_q, n_k). It may have more or fewer rows
+    than are used."""
     x = x[(None,) * (4 - x.dim())]
     if x.shape[2] != 1:
         x = x[:, :, start:stop]
@@ -223,7 +223,7 @@ class _Problem:
         self._clear_hidden()
 
     def _clear_hidden(self):
-        """Keys that no query sees, and queries that see no key, become 0: they may hold NaN, and a
+        """Sets keys that no query sees, and queries that see no key, to 0. They may hold NaN, and a
         weight of 0 times NaN is NaN."""
         keys, queries = None, []
         for start, stop in self.tiles():
@@ -327,7 +327,7 @@ class _Tile:
         )
 
     def _seen_part(self, x):
-        """0 where a key is hidden from a query: NaN may be there."""
+        """Sets elements for hidden keys to 0, because they may be NaN."""
         return x if x is None or self.seen is None else x.where(self.seen, 0)
 
     def _set_weights(self, x):
@@ -437,7 +437,7 @@ def derivatives(
     the derivative along it of the gradient for dout and dlse, by q, k, v, bias and sinks (the last
     two None where they are not given).
 
-    options: all of them, by name, absent ones at their defaults.
+    options: all options by name; absent ones have their defaults.
     """
     with torch.autocast(q.device.type, enabled=False):
         return _derivatives(q, k, v, layout, options, along, dout, dlse, second)

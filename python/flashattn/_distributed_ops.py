@@ -2,11 +2,12 @@
 all-gather) and ulysses_forward, their gradients distributed_backward and ulysses_backward,
 redistribute and redistribute_qkv.
 
-Every rank of a group calls the same operators in the same order. Messages go from the rank that has
-rows straight to the one that needs them (_distributed_plan). On CUDA a batch of messages waits for
-what the current stream had to do when it was posted, and runs on NCCL's own stream: posted before
-the kernels of one block, the next block travels while they run, into memory that kernels before
-them no longer read. work.wait() lets the current stream wait, not the host.
+Every rank of a group calls the same operators in the same order. Messages go directly from the rank
+that has rows to the rank that needs them (_distributed_plan). On CUDA a batch of messages waits for
+the work that was on the current stream when the batch was posted, and runs on NCCL's own stream.
+The messages for the next block are posted before the kernels of the current block, so both run at
+the same time. They write memory that earlier kernels no longer read. work.wait() makes the current
+stream wait, not the host.
 """
 
 from __future__ import annotations
@@ -58,14 +59,15 @@ _connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def connect(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Before a group's first messages: NCCL makes its connections in a call of all ranks."""
+    """Called before a group's first messages: NCCL connects in a call of all ranks."""
     if group not in _connected:
         dist.all_reduce(torch.zeros(1, device=device), group=group)
         _connected.add(group)
 
 
 class _Messages:
-    """What a rank sends and receives at a time; nothing is posted for no rows."""
+    """The messages that a rank sends and receives in one batch. Messages without rows are
+    skipped."""
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
@@ -100,13 +102,13 @@ class _Messages:
 
 
 class _Swap:
-    """What two ranks give each other, as one collective operation: the host needs less time for it
-    than for a batch of messages. No other ranks may be in the group."""
+    """An exchange between two ranks as one collective operation, which takes the host less time
+    than a batch of messages. The group must not have other ranks."""
 
     def __init__(self, group: dist.ProcessGroup, outgoing: torch.Tensor, incoming: torch.Tensor):
         self.work: Any = None
         self.kept: Any = (outgoing, incoming)
-        # What one rank sends the other receives, so both of them return here, or neither.
+        # One rank sends what the other receives, so either both return here or neither does.
         if not outgoing.numel() and not incoming.numel():
             return
         received, sent = [0, incoming.numel()], [0, outgoing.numel()]
@@ -131,8 +133,8 @@ _LARGE = 1 << 24  # bytes; for smaller copies looking at strides takes longer th
 
 
 def _in_units(x: torch.Tensor) -> torch.Tensor:
-    """x in elements of 16 bytes where its strides allow it, else x. Copies of short elements that
-    are not contiguous have a third of the memory's rate on CUDA."""
+    """x in elements of 16 bytes if its strides allow it, else x. On CUDA, copies of short elements
+    that are not contiguous reach only a third of the memory's rate."""
     count = _UNIT // x.element_size()
     if x.dim() == 0 or x.stride(-1) != 1 or x.shape[-1] % count or x.storage_offset() % count:
         return x
@@ -154,10 +156,11 @@ def _copy_rows(into: torch.Tensor, rows: list[torch.Tensor]) -> None:
 
 
 class _Exchange:
-    """One message to each other rank and one from it, which hold many tensors. Each message costs
-    the host time, and Ulysses copies what it sends in any case.
+    """One message to and one from each other rank, with many tensors in each. This saves the host's
+    time for messages, and Ulysses copies what it sends in any case.
 
-    All ranks of the group call send, receive and post alike. Tensors may have no elements.
+    All ranks of the group make the same calls of send, receive and post. Tensors may have no
+    elements.
     """
 
     def __init__(self, group: dist.ProcessGroup):
@@ -182,7 +185,7 @@ class _Exchange:
         return lambda: self.arrived[peer][index]
 
     def _buffer(self, entries: Any, device: torch.device) -> Any:
-        """One for all ranks; how much of it is of each rank, and that rank's tensors."""
+        """A buffer for all ranks, the size of each rank's part, and each rank's tensors."""
         dtypes = {dtype for of_rank in entries for _, dtype in of_rank}
         unit = dtypes.pop() if len(dtypes) == 1 else torch.uint8
 
@@ -228,9 +231,9 @@ class _Exchange:
 
 @contextlib.contextmanager
 def _in_flight() -> Iterator[list[Any]]:
-    """Where an error ends the block, it first waits for the messages in the list. All ranks have
-    posted the same ones, and if all have the error, nothing is left that a later call could meet.
-    What goes wrong with the messages matters less than the error itself."""
+    """If an error ends the block, this first waits for the messages in the list. All ranks have
+    posted the same messages. If all have the error, no message is left that a later call could
+    receive. Errors of the messages are ignored in favour of the first error."""
     posted: list[Any] = []
     try:
         yield posted
@@ -262,7 +265,7 @@ def _problem(chunks_q: Any, chunks_k: Any, sequences: Any, mask: Mask) -> Proble
 
 
 class _Given:
-    """The arguments of the operators that compute attention, but for q, k and v."""
+    """The arguments of the operators that compute attention, except q, k and v."""
 
     def __init__(
         self,
@@ -289,7 +292,7 @@ class _Given:
         self.problem = (_problem if known else _problem.__wrapped__)(*numbers_of, position)
 
     def options(self, call: Call, device: torch.device) -> dict[str, Any]:
-        """Of the library's call."""
+        """The options of the library's call."""
         options = {name: x for name, x in self.numbers.items() if x is not None}
         if call.masked:
             options.update(causal=self.causal, window=self.window)
@@ -319,8 +322,8 @@ def _integers(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 
 def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> None:
-    """Raises what the library would about a call of this kind; nothing is computed. q, k, v: with
-    as few or as many rows as there are; options: the library's, for these rows."""
+    """Raises the error that the library would raise for a call of this kind, without computing
+    anything. q, k, v: with any number of rows; options: the library's, for these rows."""
     tensors = {name: x for name, x in options.items() if isinstance(x, torch.Tensor)}
     if _is_watched((q, k, v), tensors):
         return  # where numbers are not in memory there is nothing that the library could read
@@ -330,7 +333,8 @@ def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[
 
 
 def _stand_in(x: torch.Tensor) -> torch.Tensor:
-    """Numbers that nobody reads, in the shape and, if the library takes them, the strides of x."""
+    """A tensor whose numbers are not read, with the shape of x and, if the library accepts them,
+    its strides."""
     x = x.detach()
     if x.is_neg() or x._is_zerotensor() or x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
         x = x.new_empty(x.shape[-1:]).expand(x.shape)
@@ -347,7 +351,8 @@ def _part_of(x: torch.Tensor, call: Call) -> torch.Tensor:
 
 
 def _partial_dtype(x: torch.Tensor) -> torch.dtype:
-    """Of results that are still to be summed. CUDA's fast kernels write their inputs' type."""
+    """The type of results that will be summed. CUDA's fast kernels write the type of their
+    inputs."""
     return x.dtype if x.is_cuda else torch.float32
 
 
@@ -358,9 +363,9 @@ def _cut(x: torch.Tensor, start: int, stop: int, call: Call) -> torch.Tensor:
 
 
 class _Sum:
-    """The merged results of calls: out (batch, n_q, heads, dim_v) and lse (batch, heads, n_q). Of
-    more than two calls the sum is kept in float32; of two it has their results' type, to which it
-    is rounded once."""
+    """The merged results of calls: out (batch, n_q, heads, dim_v) and lse (batch, heads, n_q). For
+    more than two calls the sum is kept in float32. For two calls it has the type of their results,
+    to which it is rounded once."""
 
     def __init__(self, q: torch.Tensor, v: torch.Tensor, calls: int, threads: int):
         self.q, self.dim_v, self.threads = q, v.shape[-1], threads
@@ -406,7 +411,7 @@ class _Sum:
 
 
 def _attend(given: _Given, total: _Sum, call: Call, q: Any, k: Any, v: Any) -> None:
-    """k, v: the block that the call's rows of keys count from."""
+    """k, v: the block in which the call's rows of keys are counted."""
     q = _cut(q, call.q0, call.q1, call)
     k, v = _cut(k, call.k0, call.k1, call), _cut(v, call.k0, call.k1, call)
     out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=_partial_dtype(q))
@@ -419,9 +424,9 @@ def _attend(given: _Given, total: _Sum, call: Call, q: Any, k: Any, v: Any) -> N
 
 
 class _Total:
-    """The gradient of (batch, rows, heads, dim): the first part that has all rows, or zeros, and
-    what is added to them. is_short: it has the parts' type, as no sum is rounded twice; else it is
-    float32."""
+    """The gradient of (batch, rows, heads, dim). It starts as the first part if that has all rows,
+    else as zeros; other parts are added. is_short: it has the type of the parts, because no sum is
+    rounded twice; else it is float32."""
 
     def __init__(self, like: torch.Tensor, is_short: bool):
         self.like = like
@@ -430,7 +435,7 @@ class _Total:
 
     def add(self, start: int, stop: int, part: torch.Tensor) -> None:
         if self.found is None and stop - start == self.like.shape[1]:
-            # Not a part of a larger buffer: that one would live as long as the gradient.
+            # Not a view of a larger buffer, which would then live as long as the gradient.
             alone = part.numel() * part.element_size() == part.untyped_storage().nbytes()
             self.found = part.to(self.dtype, copy=not alone).contiguous()
         else:
@@ -452,7 +457,7 @@ class _Gradients:
 
 
 class _Outputs:
-    """What a call's backward reads of the forward."""
+    """The results of forward that the backward of a call reads."""
 
     def __init__(self, dout, dlse, out, lse):
         self.dout, self.dlse, self.out, self.lse = dout, dlse, out, lse
@@ -500,7 +505,7 @@ def _differentiate(given, gradients, outputs, call, q, k, v, dk, dv):
 # ---- The ring: a block at a time ----------------------------------------------------------------
 
 
-_SMALL = 1 << 25  # elements of both tensors, up to which they are copied into one message
+_SMALL = 1 << 25  # up to so many elements, both tensors are copied into one message
 
 
 class _Ring:
@@ -513,9 +518,9 @@ class _Ring:
     def _exchange(
         self, sent: list[torch.Tensor], target: int, rows: int, dtype: torch.dtype, source: int
     ) -> tuple[Any, list[torch.Tensor]]:
-        """Sends rows of k and v or their gradients, and receives so many rows of both. The host
-        takes as long for a message as the GPU for copying a few million elements: what is small
-        becomes one. Both sides know how many rows travel, and of which type."""
+        """Sends rows of k and v or of their gradients, and receives rows of both. Small tensors
+        become one message, because the host takes as long for a message as the GPU for copying a
+        few million elements. Both sides know the number of rows and their type."""
         shapes = [[x.shape[0], rows, *x.shape[2:]] for x in (self.k, self.v)]
         sizes = [math.prod(shape) for shape in shapes]
         is_small = sum(x.numel() for x in sent) <= _SMALL, sum(sizes) <= _SMALL
@@ -538,18 +543,18 @@ class _Ring:
         return messages.post(), received
 
     def post_blocks(self, t: int) -> tuple[Any, list[torch.Tensor]]:
-        """k and v of step t, which are there after wait()."""
+        """k and v of step t, which have arrived after wait()."""
         turn = self.turns[t]
         rows = [_take(x, turn.asked) for x in (self.k, self.v)]
         count = size_of(turn.needed.intervals)
         return self._exchange(rows, turn.target, count, self.k.dtype, turn.source)
 
     def total(self, x: torch.Tensor, calls: int) -> _Total:
-        """Of a block's gradients, which travel: those of one call in the type that it gives."""
+        """A sum for a block's gradients, which are sent: those of one call in the call's type."""
         return _Total(x, calls <= 1)
 
     def post_gradients(self, t: int, dk: Any, dv: Any) -> tuple[Any, list[torch.Tensor]]:
-        """Sends those of step t's block to its owner, and receives those of own rows."""
+        """Sends the gradients of step t's block to its owner, and receives those of own rows."""
         turn = self.turns[t]
         dtype = self.total(self.k, turn.uses).dtype
         return self._exchange([dk, dv], turn.source, size_of(turn.asked), dtype, turn.target)
@@ -597,7 +602,7 @@ def _ring_backward(given: _Given, outputs: _Outputs, q: Any, k: Any, v: Any) -> 
     returning: Any = None
 
     def finish():
-        """Adds the gradients that other ranks have of own rows, those of earlier steps first."""
+        """Adds other ranks' gradients of own rows, those of earlier steps first."""
         messages, parts, asked = returning
         messages.wait()
         for total, part in zip((sums.dk, sums.dv), parts):
@@ -630,8 +635,8 @@ def _ring_backward(given: _Given, outputs: _Outputs, q: Any, k: Any, v: Any) -> 
 
 
 def _gather(given: _Given, messages: _Messages, x: torch.Tensor) -> Any:
-    """Adds the messages of all rows that are needed, and returns a function that makes the buffer
-    after wait()."""
+    """Adds the messages for all needed rows, and returns a function that makes the buffer after
+    wait()."""
     rank, plan = given.rank, gathered(given.problem, given.rank)
     batch, _, heads, dim = x.shape
     for t in range(1, given.ranks):
@@ -670,7 +675,7 @@ def _gather_forward(given: _Given, q: Any, k: Any, v: Any) -> _Sum:
 
 
 def _return(given: _Given, messages: _Messages, total: _Total, gradient: torch.Tensor) -> Any:
-    """The inverse of _gather: the function adds up in the order of distance, as the ring does."""
+    """The inverse of _gather: the function sums in the order of distance, like the ring."""
     rank, plan = given.rank, gathered(given.problem, given.rank)
     at, own, received = 0, [], []
     parts: dict[int, list[torch.Tensor]] = {}
@@ -715,7 +720,7 @@ def _gather_backward(given: _Given, outputs: _Outputs, q: Any, k: Any, v: Any) -
 
 # ---- The operators ------------------------------------------------------------------------------
 
-# All integers are in one list: for each argument of an operator PyTorch reads all of them once.
+# All integers are in one list: for each argument of an operator, PyTorch reads all arguments once.
 _ARGUMENTS = (
     "Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, str group, "
     "SymInt[] integers, float? scale, float? softcap"
@@ -755,7 +760,7 @@ torch.library.define(
 )
 # bias, mask, alibi_slopes and sinks are those of the rank's own heads. What the backward needs
 # comes back with the results: (groups, batch, rows of all ranks, heads of a group, dim), and lse as
-# (groups, batch, heads of a group, rows of all ranks). lse is empty where nobody asks for it.
+# (groups, batch, heads of a group, rows of all ranks). lse is empty if it is not needed.
 torch.library.define(
     "flashattn::ulysses_forward",
     f"(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}, int groups, bool return_lse) -> "
@@ -870,7 +875,7 @@ def _setup(ctx, inputs, output):
 
 def _gradients(ctx, dout, dlse):
     q, k, v, out, lse, *tensors = ctx.saved_tensors
-    # Also where nobody asked for out's gradient here: other ranks wait for this one's messages.
+    # Even if out's gradient is not needed here: other ranks wait for this rank's messages.
     dout = torch.zeros_like(out) if dout is None else dout
     dq, dk, dv, dbias, dsinks = torch.ops.flashattn.distributed_backward(
         dout, dlse, q, k, v, out, lse, *tensors, *ctx.arguments
@@ -899,7 +904,7 @@ torch.library.register_autograd(
 
 
 def share_of(x: torch.Tensor, axis: int, part: int, parts: int) -> torch.Tensor:
-    """One of equal parts of an axis of heads; an extent of 1 broadcasts."""
+    """A rank's part of an axis of heads, split equally; an extent of 1 broadcasts."""
     if x.shape[axis] == 1:
         return x
     share = x.shape[axis] // parts
@@ -936,7 +941,7 @@ def _to_rows(messages: _Exchange, x: torch.Tensor, shards: Shards, into: torch.T
     """The inverse."""
     rank, ranks = messages.group.rank(), messages.group.size()
     batch, _, heads, dim = x.shape
-    # Rows of a shard lie in the order of its chunks, which need not be that of positions.
+    # Rows of a shard are in the order of its chunks, which may differ from that of positions.
     order = in_order(shards)
     cuts = dict(zip(order, x.split([chunk.length for _, chunk in order], 1)))
     rows = [[cuts[r, chunk] for chunk in shard] or [x[:, :0]] for r, shard in enumerate(shards)]
@@ -957,7 +962,7 @@ def _to_rows(messages: _Exchange, x: torch.Tensor, shards: Shards, into: torch.T
 
 
 def _exchange(tensors: Any, group: str, chunks: Any, to_heads: bool) -> list[torch.Tensor]:
-    """All tensors in one batch of messages; chunks: of the shards of each."""
+    """Exchanges all tensors in one batch of messages. chunks: those of each tensor's shards."""
     resolved = _resolve_process_group(group)
     connect(resolved, tensors[0].device)
     messages = _Exchange(resolved)
@@ -1041,11 +1046,11 @@ torch.library.register_autograd(
 
 
 def _in_turn(group: dist.ProcessGroup, count: int, fetch: Any, compute: Any, give: Any) -> None:
-    """Works on groups of heads one after another. The inputs of the next one and the results of the
-    one before travel in one batch of messages.
+    """Works on groups of heads one after another. One batch of messages carries the inputs of the
+    next group and the results of the previous one.
 
     fetch(messages, i), give(messages, i): add the messages of inputs and of results, and return
-    functions that put in place what has come.
+    functions that put the received data in place.
     """
 
     def post(i: int) -> tuple[_Exchange, list[Any]]:
@@ -1087,7 +1092,7 @@ class _Ulysses:
         _follow_fp32_precision(q, self.all_options)
 
     def options(self, i: int) -> dict[str, Any]:
-        """Those of group i."""
+        """The options of group i."""
         options = dict(self.all_options)
         for name, axis in (("bias", 1), ("mask", 1), ("alibi_slopes", -1), ("sinks", -1)):
             if name in options:
@@ -1097,7 +1102,7 @@ class _Ulysses:
         return options
 
     def run(self, function: Any, tensors: Any, rest: Any, options: dict[str, Any]) -> None:
-        """tensors: with a batch, which packed calls do not take."""
+        """tensors: with a batch axis, which is removed for packed calls."""
         if self.packed:
             tensors = [None if x is None else x[0] for x in tensors]
         _call(function, *tensors, *rest, "bshd", **options)
@@ -1222,7 +1227,7 @@ def _ulysses_backward(dout, dlse, q_heads, k_heads, v_heads, out_heads, lse_head
 
 
 def _ulysses_gradients(q_heads, k_heads, v_heads, given, wanted):
-    """dq, dk, dv, dbias, dsinks; the last two without elements where they are not wanted."""
+    """dq, dk, dv, dbias, dsinks; the last two have no elements if they are not needed."""
     queries, keys = given.problem[:2]
 
     def own_rows(x, shards):
@@ -1254,7 +1259,7 @@ def _setup_ulysses(ctx, inputs, output):
 
 def _ulysses_back(ctx, dout, dlse, *_):
     *heads, bias, mask, alibi_slopes, sinks = ctx.saved_tensors
-    # Also where nobody asked for these gradients here: other ranks wait for this one's messages.
+    # Even if these gradients are not needed here: other ranks wait for this rank's messages.
     shape, lse_shape = ctx.like
     dout = heads[0].new_zeros(shape) if dout is None else dout
     if dlse is None and ctx.return_lse:

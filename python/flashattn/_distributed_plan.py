@@ -1,9 +1,9 @@
-"""Which rank holds which rows, and which calls one rank's queries need on another's keys: numbers
-in, numbers out, for flashattn.distributed.
+"""Computes which rank holds which rows, and which calls one rank's queries need on another rank's
+keys: numbers in, numbers out, for flashattn.distributed.
 
-Rows are told apart by their position in the whole sequence. For queries from position q0 on and
-keys from k0 on, a call of its own has the diagonal q0 + D - k0, D being the diagonal of the whole
-problem. All that depends on positions (causal, window, ALiBi) follows from it.
+Rows are identified by their position in the whole sequence. For queries that start at position q0
+and keys that start at k0, a call has the diagonal q0 + D - k0, where D is the diagonal of the whole
+problem. This makes everything right that depends on positions (causal, window, ALiBi).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional, Sequence
 
 
 class Chunk(NamedTuple):
-    """Rows row to row + length of a shard are positions start to start + length."""
+    """Rows row to row + length of a shard have the positions start to start + length."""
 
     start: int
     length: int
@@ -27,7 +27,8 @@ Shards = tuple[Shard, ...]
 
 
 def _as_shard(ranges: Sequence[tuple[int, int]]) -> Shard:
-    """Of (start, length), in the order of rows; neighbours become one chunk, empty ones none."""
+    """A shard of (start, length) in the order of rows. Neighbours are joined, empty ones
+    removed."""
     chunks: list[Chunk] = []
     row = 0
     for start, length in ranges:
@@ -41,13 +42,13 @@ def _as_shard(ranges: Sequence[tuple[int, int]]) -> Shard:
 
 
 def _parts(n: int, count: int) -> list[tuple[int, int]]:
-    """n rows in count parts as equal as they can be, longer ones first: (start, length)."""
+    """n rows in count parts of nearly equal length, longer ones first: (start, length)."""
     base, longer = divmod(n, count)
     return [(i * base + min(i, longer), base + (i < longer)) for i in range(count)]
 
 
 def zigzag(n: int, ranks: int) -> Shards:
-    """Of 2 * ranks chunks, rank r has the chunks r and 2 * ranks - 1 - r."""
+    """Rank r has the chunks r and 2 * ranks - 1 - r out of 2 * ranks chunks."""
     chunks = _parts(n, 2 * ranks)
     return tuple(_as_shard((chunks[r], chunks[2 * ranks - 1 - r])) for r in range(ranks))
 
@@ -82,13 +83,13 @@ def in_order(shards: Shards) -> tuple[tuple[int, Chunk], ...]:
 
 
 def together(shards: Shards) -> Shard:
-    """What several ranks hold, as one shard whose rows are in the order of positions."""
+    """The rows of several ranks as one shard in the order of positions."""
     return _as_shard([(chunk.start, chunk.length) for _, chunk in in_order(shards)])
 
 
 def flatten(shards: Shards) -> list[int]:
-    """As numbers, which an operator takes: of each rank the count of chunks, then start, length and
-    row of each."""
+    """The shards as numbers for an operator: for each rank the count of chunks, then start, length
+    and row of each chunk."""
     return [x for shard in shards for x in (len(shard), *(y for chunk in shard for y in chunk))]
 
 
@@ -106,7 +107,8 @@ def unflatten(numbers: Sequence[int]) -> Shards:
 
 
 class Mask(NamedTuple):
-    """What a query sees by its position, and what else decides which calls may become one."""
+    """What a query sees by its position, and other properties that decide which calls can be
+    joined."""
 
     causal: bool
     left: int  # of the window; -1: no limit
@@ -128,9 +130,9 @@ class Mask(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Queries of rows q0 to q1 against keys of rows k0 to k1, which are columns `column` on.
+    """Queries of rows q0 to q1 against keys of rows k0 to k1, whose columns start at `column`.
 
-    diagonal: None where neither a mask nor ALiBi reads it. masked: whether causal and window count.
+    diagonal: None if neither a mask nor ALiBi reads it. masked: whether causal and window apply.
     Packed: cu_q and cu_k, relative to q0 and k0, of the sequences from `sequence` on; else None.
     """
 
@@ -162,7 +164,7 @@ class _Segment(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Where sequences begin and end: cu_seqlens; one sequence if they are not packed."""
+    """Where sequences start and end: cu_seqlens; one sequence if they are not packed."""
 
     cu_q: tuple[int, ...]
     cu_k: tuple[int, ...]
@@ -259,7 +261,7 @@ def _packed(run: list[_Segment], mask: Mask) -> Call:
 
 
 def _runs(segments: list[_Segment], mask: Mask) -> list[list[_Segment]]:
-    """Sequences one behind the other on both sides that one packed call can do."""
+    """Runs of sequences that are consecutive on both sides, so that one packed call can do them."""
     positional = mask.ahead is not None or mask.behind is not None or mask.alibi
     runs: list[list[_Segment]] = []
     for s in segments:
@@ -278,7 +280,7 @@ def _runs(segments: list[_Segment], mask: Mask) -> list[list[_Segment]]:
 
 
 def _merged(calls: list[Call], mask: Mask) -> list[Call]:
-    """Calls that mask nothing, beside each other along the queries or along the keys, as one."""
+    """Joins calls without a mask that are neighbours along the queries or along the keys."""
     if mask.fixed:
         return calls
     for along, across in (((0, 1), (2, 3)), ((2, 3), (0, 1))):
@@ -303,8 +305,8 @@ def _merged(calls: list[Call], mask: Mask) -> list[Call]:
 
 
 def _is_own_block(queries: Shard, keys: Shard, lengths: Lengths, mask: Mask) -> bool:
-    """Where queries and keys are at the same positions in ascending order, a causal mask is one in
-    rows, too."""
+    """Whether queries and keys have the same positions in ascending order. Then a causal mask on
+    positions is also a causal mask on rows."""
     diagonal = mask.diagonal
     if diagonal is None:
         diagonal = lengths.cu_k[-1] - lengths.cu_q[-1]
@@ -321,7 +323,7 @@ def _is_own_block(queries: Shard, keys: Shard, lengths: Lengths, mask: Mask) -> 
 
 
 def calls(queries: Shard, keys: Shard, lengths: Lengths, mask: Mask) -> list[Call]:
-    """What attention of these queries to these keys takes, in the order in which results are
+    """The calls for attention of these queries to these keys, in the order in which results are
     merged."""
     if _is_own_block(queries, keys, lengths, mask):
         n = length_of(queries)
@@ -354,8 +356,8 @@ def _needed(found: list[Call]) -> tuple[Interval, ...]:
 
 
 class Step(NamedTuple):
-    """intervals: the rows of another rank's keys that are needed. calls: on these rows, one
-    interval behind the other."""
+    """intervals: the needed rows of another rank's keys. calls: on these rows, with the intervals
+    one after another."""
 
     intervals: tuple[Interval, ...]
     calls: tuple[Call, ...]
@@ -375,7 +377,7 @@ def _moved(call: Call, intervals: tuple[Interval, ...]) -> Call:
 
 
 class Problem(NamedTuple):
-    """The same on all ranks."""
+    """The whole problem, which is the same on all ranks."""
 
     queries: Shards
     keys: Shards
@@ -417,8 +419,8 @@ def ring(problem: Problem, rank: int) -> tuple[Turn, ...]:
 
 
 class Gathered(NamedTuple):
-    """rows: (source, from row, to row), in the order in which they lie in the buffer; calls: on the
-    buffer; asked: of each rank, the own rows that it needs, in the order of its buffer."""
+    """rows: (source, from row, to row), in the order of the buffer; calls: on the buffer; asked:
+    for each rank, the own rows that it needs, in the order of its buffer."""
 
     rows: tuple[tuple[int, int, int], ...]
     calls: tuple[Call, ...]
@@ -426,7 +428,7 @@ class Gathered(NamedTuple):
 
 
 def _sub_chunks(shard: Shard, found: list[Call]) -> list[Chunk]:
-    """What calls read of a shard, in the order of positions."""
+    """The parts of a shard that calls read, in the order of positions."""
     chunks = []
     for chunk in shard:
         for start, stop in _needed(found):
@@ -448,7 +450,7 @@ def gathered(problem: Problem, rank: int) -> Gathered:
     needed = [(s, chunk) for s in ranks for chunk in _between(problem, rank, s)]
     needed.sort(key=lambda entry: entry[1].start)
     rows = tuple((source, p.row, p.row + p.length) for source, p in needed)
-    # Neighbours become one chunk; between others there may be keys that nobody here sees.
+    # Neighbours become one chunk; between other chunks there may be keys that no query here sees.
     shard = _as_shard([(p.start, p.length) for _, p in needed])
     found = calls(problem.queries[rank], shard, problem.lengths, problem.mask)
     asked = tuple(
@@ -460,17 +462,17 @@ def gathered(problem: Problem, rank: int) -> Gathered:
 
 # ---- Ulysses: groups of heads -------------------------------------------------------------------
 
-# The most groups. Only the first one's inputs and the last one's results travel while no kernel
-# runs. With four groups that is a quarter, but on two H200s two groups were as fast forward and 1%
-# faster in training.
+# The largest number of groups. Kernels do not hide the first group's inputs and the last group's
+# results. With four groups that is a quarter of all messages, but on two H200s two groups were as
+# fast in forward and 1% faster in training.
 _GROUPS = 2
-# Operations that a group's forward has at least: 1.5 ms on an H200. The host needs 0.6 to 1.2 ms
-# (2 to 8 ranks) for a group and its messages (bench/distributed_model.py).
+# The smallest number of operations of a group's forward: 1.5 ms on an H200. The host needs 0.6 to
+# 1.2 ms (2 to 8 ranks) for a group and its messages (bench/distributed_model.py).
 _GROUP_OPERATIONS = 10**12
 
 
 class Heads(NamedTuple):
-    """Of the whole problem, batch items and heads of all ranks; query: of the queries."""
+    """Sizes of the whole problem: batch, query heads and key heads of all ranks, and head dims."""
 
     batch: int
     query: int
@@ -480,7 +482,7 @@ class Heads(NamedTuple):
 
 
 def _pairs(lengths: Lengths, mask: Mask) -> int:
-    """Of a query and a key that it sees; about, as if the diagonal were 0."""
+    """The approximate number of pairs of a query and a key that it sees, for a diagonal of 0."""
     found = 0
     ends = zip(lengths.cu_q, lengths.cu_q[1:], lengths.cu_k, lengths.cu_k[1:])
     for q0, q1, k0, k1 in ends:
@@ -494,19 +496,19 @@ def _pairs(lengths: Lengths, mask: Mask) -> int:
 
 
 def _operations(heads: Heads, lengths: Lengths, mask: Mask, ranks: int) -> int:
-    """Of a rank's forward, about."""
+    """The approximate number of operations of a rank's forward."""
     of_pair = 2 * (heads.dim + heads.dim_v) * heads.batch * heads.query
     return of_pair // ranks * _pairs(lengths, mask)
 
 
 def is_small(heads: Heads, lengths: Lengths, mask: Mask, ranks: int) -> bool:
-    """Whether the host takes longer than the kernels. Follows from what all ranks know."""
+    """Whether the host takes longer than the kernels. Depends only on what all ranks know."""
     return _operations(heads, lengths, mask, ranks) < _GROUP_OPERATIONS
 
 
 def head_groups(heads: Heads, lengths: Lengths, mask: Mask, ranks: int) -> int:
-    """In how many groups each rank works on its heads: 2 or 1. The most that divide its key
-    heads, and of which each has enough work. Follows from what all ranks know."""
+    """The number of groups into which each rank divides its heads, 2 or 1: the largest that divides
+    its key heads and leaves enough work for each group. Depends only on what all ranks know."""
     operations = _operations(heads, lengths, mask, ranks)
     groups = _GROUPS
     while groups > 1 and (heads.key // ranks % groups or operations < groups * _GROUP_OPERATIONS):

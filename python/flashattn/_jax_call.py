@@ -1,8 +1,8 @@
-"""Out of a compiled JAX program into the library: one call on the arrays of one device.
+"""Calls of the library from a compiled JAX program: one call on the arrays of one device.
 
-The forward pass takes q, k, v and the arrays among the options, and gives out and lse. The backward
-pass takes q, k, v, out, lse, dout, dlse and the same arrays, and gives dq, dk, dv, and the gradient
-of bias and of sinks where those are given.
+The forward pass takes q, k, v and the arrays among the options, and returns out and lse. The
+backward pass takes q, k, v, out, lse, dout, dlse and the same arrays, and returns dq, dk, dv, and
+the gradients of bias and sinks if those are given.
 
 Here q, k, v, out, bias and mask always have four axes, and alibi_slopes two; broadcast axes have
 extent 1.
@@ -43,15 +43,15 @@ TENSORS = {
 
 
 class Call(NamedTuple):
-    """What is known about a call while tracing, its arrays left out. Hashable."""
+    """What is known about a call while tracing, without its arrays. Hashable."""
 
     which: str  # "forward" or "backward"
     layout: str
     numbers: Tuple[Tuple[str, object], ...]  # options that are no arrays
     names: Tuple[str, ...]  # the arrays among the options that are given, in the order of ARRAYS
     interface: str
-    # Axes in front of those of the library, which vmap has added, the outermost first. How each is
-    # handed to the library (_jax_vmap): "b": as more batch items; "h": as more heads.
+    # Axes that vmap has added in front of those of the library, the outermost first. Each is passed
+    # to the library (_jax_vmap) as more batch items ("b") or as more heads ("h").
     lead: str = ""
 
     @property
@@ -60,7 +60,7 @@ class Call(NamedTuple):
 
     @property
     def results(self):
-        """Their names; a gradient has the name of what it belongs to."""
+        """The names of the results; a gradient has the name of its array."""
         if self.which == "forward":
             return ("out", "lse")
         return ("q", "k", "v", *(name for name in DIFFERENTIABLE if name in self.names))
@@ -74,9 +74,9 @@ class Call(NamedTuple):
         return "block_table" in self.names
 
     def axes(self, name):
-        """What each of an array's own axes counts: "b" batch items, "h" query heads, "g" key/value
-        heads, or ".", of which only the library knows. Packed sequences are no batch items that
-        could be taken apart; nor are pages."""
+        """The kind of each of an array's own axes: "b" batch items, "h" query heads, "g" key/value
+        heads, or "." for any other. Packed sequences and pages are not batch items, because they
+        cannot be split."""
         pages = self.paged and name in ("k", "v")
         axes = {
             "q": "b.h.",
@@ -103,7 +103,7 @@ class Call(NamedTuple):
 
 
 def manual_axes(x):
-    """The axes of a mesh over which x varies inside shard_map, as far as JAX tracks them."""
+    """The axes of a mesh over which x varies inside shard_map, if JAX tracks them."""
     if hasattr(jax.sharding, "ManualAxisType"):  # JAX 0.10
         return jax.typeof(x).manual_axis_type.varying
     return getattr(jax.typeof(x), "vma", frozenset()) if hasattr(jax, "typeof") else frozenset()
@@ -138,7 +138,7 @@ def run(call, *operands):
     """The library's results, a tuple."""
     assert not call.lead
     results = _results(call, operands)
-    # The library's own broadcast of slopes is an array with one axis.
+    # For slopes that are shared by the batch, the library takes an array with one axis.
     operands = tuple(
         x[0] if name == "alibi_slopes" and x.shape[0] == 1 else x
         for name, x in zip(call.operands, operands)
@@ -166,7 +166,7 @@ def interface() -> str:
 
 @functools.lru_cache(None)
 def ffi_targets():
-    """Registers the handlers that _core was built with; False if it, or this JAX, has none."""
+    """Registers the handlers in _core; False if _core or this JAX has none."""
     if not hasattr(jax, "ffi"):
         return False
     library = ctypes.CDLL(_core.__file__)

@@ -2,8 +2,8 @@
 
 Each device computes the attention of its own batch items and query heads. q, out and their
 gradients do not move between devices. The rest of the arrays:
-  - Key/value heads are sharded like the query heads as far as groups stay whole. Devices that share
-    a group of query heads each get its keys and values, and dk and dv are summed over them.
+  - Key/value heads are sharded like the query heads as long as groups stay whole. If devices share
+    a group of query heads, each gets its keys and values, and dk and dv are summed over them.
   - The gradient of an array is summed over the axes of the mesh that do not split the array: sinks
     and pages have no batch axis, and a bias may be broadcast.
   - Dropout bits depend on the position in the whole batch. A device with whole batch items adds its
@@ -32,7 +32,8 @@ Shapes = Tuple[Tuple[int, ...], ...]
 
 
 def partitioned(call, *operands):
-    """compute(call, *operands), in which XLA's partitioner knows which axes can be split."""
+    """compute(call, *operands), with a rule for XLA's partitioner about the axes that can be
+    split."""
     if _partly_manual():
         return compute(call, *operands)
     shapes = tuple(tuple(x.shape) for x in operands)
@@ -41,8 +42,8 @@ def partitioned(call, *operands):
 
 
 def _partly_manual():
-    """Whether this is inside of a shard_map over some axes of a mesh only. A partition's sums over
-    devices would not know of the other axes; XLA gathers arrays over those that are not manual."""
+    """Whether this is inside a shard_map over only some axes of a mesh. A partition's sums over
+    devices would ignore the other axes, so XLA gathers arrays over the axes that are not manual."""
     if not hasattr(jax.sharding, "get_abstract_mesh"):  # JAX 0.5
         return False
     mesh = jax.sharding.get_abstract_mesh()
@@ -65,7 +66,7 @@ def _operation(call, shapes: Shapes, results: Shapes):
         return compute(call, *operands)
 
     def partition(mesh, operands, results):
-        if mesh.empty:  # JAX does not know it: no device can be told its position
+        if mesh.empty:  # JAX does not know the mesh: a device cannot get its position
             alone = [_replicated(x.sharding) for x in (*operands, *results)]
             return mesh, function, tuple(alone[len(operands) :]), tuple(alone[: len(operands)])
         plan = _plan(arrays, mesh, (*operands, *results))
@@ -87,7 +88,7 @@ def _operation(call, shapes: Shapes, results: Shapes):
     operation.def_partition(
         partition=partition,
         infer_sharding_from_operands=infer_sharding_from_operands,
-        decode_shardings=False,  # JAX fails at what is no whole axis of the mesh
+        decode_shardings=False,  # JAX fails for shardings that are not whole axes
         sharding_rule=arrays.rule(),
     )
     return operation
@@ -112,7 +113,8 @@ class _Arrays(NamedTuple):
         return self.operand_shapes + self.result_shapes
 
     def extents(self):
-        """Of each kind of axis that can be split. Leading axes are kinds of their own: "0", ..."""
+        """The extent of each kind of axis that can be split. Each leading axis is its own kind:
+        "0", "1", ..."""
         extents: Dict[str, int] = {}
         for name, shape in zip(self.names, self.shapes):
             for kind, extent in zip(self._kinds(name), shape):
@@ -125,7 +127,7 @@ class _Arrays(NamedTuple):
         return (*lead, *self.call.axes(name))
 
     def kinds(self, index):
-        """Of each axis of an array; "." also where it is broadcast."""
+        """The kind of each axis of an array; "." also for broadcast axes."""
         extents = self.extents()
         return tuple(
             kind if kind != "." and extent == extents[kind] and extent > 1 else "."
@@ -133,10 +135,10 @@ class _Arrays(NamedTuple):
         )
 
     def rule(self):
-        """For Shardy, in the notation of einsum. An axis that cannot be split has a name of its
-        own, so that its sharding is not propagated. Query heads and key/value heads have one name
-        only where there are equally many: as a product of groups and heads within a group they
-        would make Shardy split an axis of the mesh between the two."""
+        """The rule for Shardy, in the notation of einsum. An axis that cannot be split has a unique
+        name, so that its sharding is not propagated. Query heads and key/value heads have the same
+        name only if there are equally many. If query heads were a product of groups and heads
+        within a group, Shardy would split an axis of the mesh between the two."""
         extents, count = self.extents(), 0
         kinds = {k: f"lead{k}" if k.isdigit() else k for k in extents}
         if extents["g"] == extents["h"]:
@@ -174,8 +176,8 @@ class _Plan(NamedTuple):
 
 
 def _plan(arrays, mesh, given):
-    """From the shardings that operands (and results) have: of each kind of axis the first that is
-    split counts."""
+    """The plan for the shardings of operands (and results): for each kind of axis, the sharding of
+    the first array in which it is split."""
     extents, sizes = arrays.extents(), dict(mesh.shape)
     found: Dict[str, Tuple[str, ...]] = {}
     for index, x in enumerate(given):
@@ -194,7 +196,7 @@ def _plan(arrays, mesh, given):
 
 
 def _fitting(axes, sizes, fits):
-    """As many of the axes, from the outermost, as split into equal parts."""
+    """As many of the axes, starting with the outermost, as split the extent into equal parts."""
     while axes and not fits(math.prod(sizes[axis] for axis in axes)):
         axes = axes[:-1]
     return axes
@@ -212,7 +214,7 @@ def _with_groups(arrays, plan, heads, heads_kv):
 
     axes = plan.split["h"]
     if "dropout_state" in arrays.call.names and arrays.call.packed:
-        axes = ()  # sequences cannot be taken apart, and the bits depend on the number of heads
+        axes = ()  # sequences cannot be split, and the bits depend on the number of heads
     axes = _fitting(axes, plan.sizes, fits)
     shared = _fitting(axes, plan.sizes, lambda n: heads_kv % n == 0)
     split = {**plan.split, "h": axes, "g": shared}
@@ -220,11 +222,11 @@ def _with_groups(arrays, plan, heads, heads_kv):
 
 
 def _split_axes(sharding, shape, mesh):
-    """Which axes of the mesh split each axis of an array, from where its parts lie. None of them
-    where the parts are not those of whole axes of the mesh."""
+    """The axes of the mesh that split each axis of an array, found from the places of its parts.
+    Empty if the parts are not those of whole axes of the mesh."""
     if not shape or sharding is None:
         return ((),) * len(shape)
-    # Of an array whose axes all the devices can split equally.
+    # For an array whose axes can all be split equally by the devices.
     indices = sharding.devices_indices_map((mesh.size,) * len(shape))
     starts = np.array(
         [[part.start or 0 for part in indices[device]] for device in mesh.devices.flat]
@@ -233,8 +235,8 @@ def _split_axes(sharding, shape, mesh):
 
 
 def _axes_of(starts, names):
-    """starts: where the part of each device of the mesh begins, on an axis as long as the mesh has
-    devices."""
+    """starts: where the part of each device of the mesh starts, on an axis whose length is the
+    number of devices."""
     origin = (0,) * starts.ndim
     steps = {}
     for i, name in enumerate(names):
@@ -243,7 +245,7 @@ def _axes_of(starts, names):
             steps[name] = int(along[1] - along[0])
     axes = tuple(sorted(steps, key=lambda name: -steps[name]))
     sizes = dict(zip(names, starts.shape))
-    # Where the parts would lie, if these axes split it.
+    # Where the parts would lie if these axes split it.
     expected = np.zeros(starts.shape, starts.dtype)
     step = starts.size
     for axis in axes:
@@ -287,12 +289,12 @@ def _compute_shard(arrays, plan, *operands):
 
 
 def _sum_over(x, axes):
-    """In float32: each device has rounded its part already."""
+    """A sum in float32, because each device has already rounded its part."""
     return jax.lax.psum(x.astype(jnp.float32), axes).astype(x.dtype) if axes else x
 
 
 def _position(plan, axes):
-    """Of this device along axes of the mesh."""
+    """The position of this device along axes of the mesh."""
     position = 0
     for axis in axes:
         position = position * plan.sizes[axis] + jax.lax.axis_index(axis)
@@ -300,7 +302,7 @@ def _position(plan, axes):
 
 
 def _group_heads(arrays, plan):
-    """(first, count) of the device's key/value heads that its query heads belong to."""
+    """(first, count) of the key/value heads to which the device's query heads belong."""
     extents = arrays.extents()
     group = extents["h"] // extents["g"]
     queries = extents["h"] // plan.parts(plan.split["h"])

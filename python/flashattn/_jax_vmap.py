@@ -1,8 +1,8 @@
 """vmap in one call: the mapped axis becomes more batch items or more heads of the library.
 
-Mapped axes stand in front of each array's own axes (Call.lead), with extent 1 where an array is not
-mapped, until the arrays of one device are handed to the library. So the partitioner sees a mapped
-axis and the batch as two axes, and can split either.
+Mapped axes come before each array's own axes (Call.lead), with extent 1 if an array is not mapped,
+until the arrays of one device are passed to the library. So the partitioner sees a mapped axis and
+the batch as two axes, and can split either.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from . import _jax_call
 from ._jax_call import DIFFERENTIABLE, LENGTHS
 
-# Which axes the library broadcasts where they have extent 1.
+# The axes that the library broadcasts if they have extent 1.
 _BROADCAST = {"bias": "bh", "mask": "bh", "alibi_slopes": "b"}
 
 
 def kind_of_axis(call, mapped):
-    """How the library can take an axis that runs over the arrays named `mapped`: "b", "h", or None:
-    not in one call."""
+    """How one call of the library can take an axis over which the arrays named `mapped` are mapped:
+    "b", "h", or None if one call cannot."""
     if "dropout_state" in call.names:
         return None  # the bits depend on the position of a batch item and of a head
     if not call.packed and "sinks" not in mapped:
@@ -32,11 +32,11 @@ def kind_of_axis(call, mapped):
 
 
 def batching_rule(call, execute, size, in_batched, operands):
-    """For custom_vmap: mapped axes come first. Every result is mapped."""
+    """The rule for custom_vmap: mapped axes come first, and every result is mapped."""
     if size == 0:
         return _nothing(call, execute, in_batched, operands)
     mapped = {name for name, batched in zip(call.operands, in_batched) if batched}
-    # Each element of the axis has gradients of its own.
+    # Each element of the axis has its own gradients.
     own = {"q", "k", "v", *DIFFERENTIABLE} if call.which == "backward" else set()
     if call.paged and mapped & {"k", "v"}:
         own |= {"k", "v"}  # one table serves both
@@ -53,7 +53,7 @@ def batching_rule(call, execute, size, in_batched, operands):
 
 
 def _nothing(call, execute, in_batched, operands):
-    """Of an axis without elements."""
+    """The results for an axis without elements."""
     one = [jax.ShapeDtypeStruct(x.shape[b:], x.dtype) for b, x in zip(in_batched, operands)]
     results = jax.eval_shape(functools.partial(execute, call), *one)
     return tuple(jnp.zeros((0, *x.shape), x.dtype) for x in results), (True,) * len(results)
@@ -88,7 +88,8 @@ def compute(call, *operands):
 
 
 def _target(call, name, kind, at):
-    """The axis that takes the folded one, counted without it; None: the array has no such axis."""
+    """The axis into which the mapped axis is folded, not counting the mapped axis. None: the array
+    has no such axis."""
     axes = call.axes(name)
     if kind == "b" and call.paged and name in ("k", "v"):
         return at  # the pages
@@ -116,7 +117,7 @@ def _fold(call, name, x, kind, at, size, given):
 
 
 def _extent(call, kind, at, given):
-    """Of the library's batch or heads."""
+    """The extent of the library's batch or heads."""
     return given["q"].shape[at + 1 + call.axes("q").index(kind)]
 
 
@@ -134,7 +135,7 @@ def _unfold(call, name, x, kind, at, size, own):
 
 
 def _moved_pages(call, folded, k, at, size):
-    """Each element of the mapped axis has pages of its own, one after another."""
+    """The page numbers if each element of the mapped axis has its own pages, one after another."""
     table = folded["block_table"]
     batch = table.shape[at] // size
     first = jnp.repeat(jnp.arange(size, dtype=table.dtype) * k.shape[at + 1], batch)

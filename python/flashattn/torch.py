@@ -1,20 +1,20 @@
 """PyTorch: the operators torch.ops.flashattn.forward, .backward, .decode, .combine, .weights and
-.ladder, and what uses them.
+.ladder, and the functions that call them.
 
 The operators have fake kernels (torch.compile, export, meta tensors), a rule for torch.func.vmap
-and a count of flops. forward has derivatives by q, k, v, bias and sinks, also of the log-sum-exp,
-and combine by its parts and their log-sum-exps: of any order, by autograd and by torch.func,
-reverse and forward mode. The gradient of forward is the library's; what goes beyond it is computed
-by PyTorch's own operations (_derivatives.py) for every option, and takes memory that grows with
-n_q * n_k if it is differentiated once more. What has no derivative says so.
-The operators run on the CPU and on CUDA. Where nothing of this is needed, attention() calls the
-library without them, which costs less.
+and a count of flops. Out and the log-sum-exp of forward have derivatives by q, k, v, bias and
+sinks, and those of combine by its parts and their log-sum-exps: of any order, by autograd and by
+torch.func, in reverse and forward mode. The library computes the gradient of forward. PyTorch's own
+operations (_derivatives.py) compute all other derivatives for every option; if these are
+differentiated again, memory grows with n_q * n_k. A missing derivative is an error.
+The operators run on the CPU and on CUDA. If none of this is needed, attention() calls the library
+directly, which costs less.
 
-Every tensor that the backward reads is saved by autograd: one that was changed in between is an
-error. Nested tensors of jagged layout are packed sequences, and the results are nested as q is.
+Autograd saves every tensor that the backward reads: if one has been changed, there is an error.
+Nested tensors of jagged layout are packed sequences, and the results are nested like q.
 
-Where the last axis of q, k, v or of a gradient is not contiguous, it is copied, as PyTorch's own
-attention does.
+If the last axis of q, k, v or of a gradient is not contiguous, the tensor is copied, as in
+PyTorch's own attention.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ._shapes import weights_shape
 
 # ---- The operators' arguments -------------------------------------------------------------------
 
-# Behind q, k, v; the same for both operators. Lengths are numbers that torch.compile may vary.
+# After q, k, v; the same for both operators. Lengths are numbers that torch.compile may vary.
 _TENSORS = (
     "bias",
     "mask",
@@ -116,8 +116,8 @@ _tracing_state = torch._C._get_tracing_state
 
 
 def _transformed():
-    """Whether a transform of torch.func differentiates or maps the call; to functionalize, an
-    operator needs no help."""
+    """Whether a transform of torch.func differentiates or maps the call. Functionalization does not
+    count: it works on operators as they are."""
     if _compiling() or _functorch_level() is None:
         return False
     functorch = torch._C._functorch
@@ -128,7 +128,7 @@ def _transformed():
 
 
 def _rows(x):
-    """x with its last axis contiguous, and its numbers in memory as they are."""
+    """x with its last axis contiguous, and without a lazy negation."""
     x = _resolved(x)
     return x if x.dim() == 0 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
@@ -146,7 +146,7 @@ def _empty_out(q, v):
 
 
 def _empty_like(q, v):
-    """As _empty_out, but in q's own memory order where it can be, which is cheaper."""
+    """Like _empty_out, but in q's memory order if possible, which is cheaper."""
     if q.shape[-1] == v.shape[-1] and q.dtype is not _FP8:
         return _new_like(q)
     return _empty_out(q, v)
@@ -191,7 +191,7 @@ def _call(function, q, *arguments, **options):
 
 
 def _named_call(name, function, q, *arguments, **options):
-    """As _call, with a name in profiles: for calls that do not come through an operator."""
+    """Like _call, with a name in profiles: for calls that do not go through an operator."""
     if not _profiler._is_profiler_enabled:
         _call(function, q, *arguments, **options)
         return
@@ -201,8 +201,8 @@ def _named_call(name, function, q, *arguments, **options):
 
 
 def _resolved(x):
-    """x with its numbers in memory as they are; the library knows nothing of views that negate, and
-    of zeros without memory."""
+    """x with its actual numbers in memory: the library does not know of PyTorch's lazily negated
+    views, and of zero tensors without memory."""
     if not isinstance(x, torch.Tensor):
         return x
     if x.is_neg():
@@ -211,7 +211,7 @@ def _resolved(x):
 
 
 def _given(values):
-    """The options of an operator's call. Its seed is signed, as all of PyTorch's numbers."""
+    """The options of an operator's call. The seed is signed, like all of PyTorch's integers."""
     options = {n: _resolved(v) for n, v in zip(_OPTIONS, values) if v is not None}
     for name in ("seed", "offset"):
         options[name] = options.get(name, 0) & 0xFFFFFFFFFFFFFFFF
@@ -219,7 +219,7 @@ def _given(values):
 
 
 def _positional(values, named):
-    """All options in order: an operator's defaults may be left out by its caller."""
+    """All options in order: a caller of an operator may leave out trailing defaults."""
     if not named and len(values) == len(_OPTIONS):
         return values
     given = {**_DEFAULTS, **dict(zip(_OPTIONS, values)), **named}
@@ -266,7 +266,8 @@ def _empty_gradients(q, k, v, values, wanted):
 
 
 def _check_backward(dout, dlse, q, k, v, out, lse, layout):
-    """The library sees only how many numbers lse has, and takes the shape of out for granted."""
+    """Checks the shapes of out and lse: the library trusts that of out, and sees only the number of
+    elements of lse."""
     rows = (out_shape(q, v), "(batch, n_q, heads, dim_v) in the layout's order, as forward gives")
     sums = (lse_shape(q, layout), "(batch, heads, n_q), as forward gives")
     for name, x, (shape, meaning) in (
@@ -401,7 +402,7 @@ def _check_ladder(q, k, v):
 
 
 def _empty_rows(x):
-    """Like x, its rows a multiple of 16 bytes apart."""
+    """Like x, with rows a multiple of 16 bytes apart."""
     *shape, d = x.shape
     vector = 16 // x.element_size()
     return x.new_empty((*shape, (d + vector - 1) // vector * vector))[..., :d]
@@ -444,8 +445,9 @@ torch.library.register_autograd("flashattn::ladder", _no_gradients)
 
 
 class _Sealed:
-    """A list among a function's arguments that torch.func must not look into: it counts one
-    argument for a list when it wants tangents, and one for each item when it gets them."""
+    """Wraps a list among a function's arguments so that torch.func does not look into it.
+    torch.func is inconsistent with lists: it counts a list as one argument when it asks for
+    tangents, but as one for each item when it gets them."""
 
     def __init__(self, items):
         self.items = list(items)
@@ -499,8 +501,8 @@ def _directions(q, k, v, options):
 
 
 def _without_tangents(tensors):
-    """Without those of the innermost forward mode; None stays. A transform's own vmap may lie
-    around the tensors, and it has no rule for this."""
+    """The tensors without the tangents of the innermost forward mode; None stays None. The tensors
+    may be inside a transform's own vmap, which has no rule for this."""
     stack = torch._C._functorch
     top = stack.peek_interpreter_stack()
     if top is None or top.key() != stack.TransformType.Vmap:
@@ -521,9 +523,9 @@ def _without_tangents(tensors):
 
 
 def _within_transforms(jvp):
-    """PyTorch turns forward mode off while a function's jvp runs, also for the transforms around
-    it, whose tangents would be missing in silence. So it is on here, and what the jvp reads is
-    without the tangents that it is for."""
+    """Turns on forward mode. PyTorch turns it off while a function's jvp runs, also for the
+    transforms around it, whose tangents would then be missing without an error. The inputs of the
+    jvp are stripped of the tangents that it computes."""
 
     @functools.wraps(jvp)
     def push(ctx, *tangents):
@@ -555,7 +557,7 @@ def _setup_backward(ctx, inputs, output):
 
 
 def _differentiate_backward(ctx, *cotangents):
-    """The gradient of the gradient: out and lse count as what they are, functions of the others."""
+    """The gradient of the gradient. out and lse are treated as functions of the other inputs."""
     dout, dlse, q, k, v, _, _, *tensors = ctx.saved_tensors
     given = dict(zip(_OPTIONS, (*tensors, *ctx.numbers)))
     along = Directions(*(u if want else None for u, want in zip(cotangents, ctx.wanted)))
@@ -574,8 +576,8 @@ def _differentiate_backward(ctx, *cotangents):
 def _push_backward(
     ctx, saved, dout1, dlse1, q1, k1, v1, out1, lse1, wanted=None, layout=None, *options1
 ):
-    """The tangents of the gradients: the gradients for the tangents of dout and dlse, and how those
-    for dout and dlse change with the inputs."""
+    """The tangents of the gradients: the gradients for the tangents of dout and dlse, plus the
+    change with the inputs of the gradients for dout and dlse."""
     dout, dlse, q, k, v, out, lse, *tensors = saved
     values = (*tensors, *ctx.numbers)
     along = _directions(q1, k1, v1, options1)
@@ -591,8 +593,8 @@ def _push_backward(
 
 
 class _Forward(torch.autograd.Function):
-    """The operator's derivatives. torch.func, whose transforms do not look into an operator's
-    autograd, applies it by itself."""
+    """The operator's derivatives. torch.func applies this function directly, because its transforms
+    do not use an operator's autograd."""
 
     generate_vmap_rule = True
     setup_context = staticmethod(_setup)
@@ -626,7 +628,7 @@ def _has_tangent(tensors):
 
 
 def _differentiated(tensors):
-    """Whether anybody wants a derivative with respect to one of them."""
+    """Whether a derivative with respect to one of them is needed."""
     if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors):
         return True
     return _has_tangent(tensors)
@@ -643,7 +645,8 @@ _DETACH_ADVICE = "use torch.no_grad() or detach()"
 
 
 def _refuse_gradients_of_options(named):
-    """Of tensors that the library has no gradients for: else they would be missing in silence."""
+    """Refuses gradients of options for which the library has none. Otherwise they would be missing
+    without an error."""
     for name, x in named:
         if name not in ("bias", "sinks") and isinstance(x, torch.Tensor) and _differentiated([x]):
             raise NotImplementedError(
@@ -653,8 +656,8 @@ def _refuse_gradients_of_options(named):
 
 
 def _register_autograd(name, first_option, differentiate):
-    """As torch.library.register_autograd, which knows no forward mode and drops tangents.
-    first_option: its position among the operator's arguments."""
+    """Like torch.library.register_autograd, which does not support forward mode and drops tangents.
+    first_option: the position of the first option among the operator's arguments."""
     operator = getattr(torch.ops.flashattn, name).default
 
     def dispatch(keyset, *arguments):
@@ -674,23 +677,23 @@ def _register_autograd(name, first_option, differentiate):
 
 
 def _rows_of(x, layout):
-    """What there is for each row, float32 (..., heads, n_q), beside the row's columns."""
+    """Numbers of rows, float32 (..., heads, n_q), in a shape that broadcasts to the columns."""
     return (x if layout == "bhsd" else x.transpose(-1, -2)).unsqueeze(-1)
 
 
 def _shares(lses, lse):
-    """How much each part counts: 0 for an empty one, also where all are empty."""
+    """The weight of each part; 0 for an empty part, even if all are empty."""
     total = lse.masked_fill(lse == -torch.inf, 0)
     return [torch.exp(x - total) for x in lses]
 
 
 def _counted(part, share):
-    """A part in float32; an empty one may hold anything."""
+    """A part in float32; an empty part may hold any values."""
     return part.float().masked_fill(share == 0, 0)
 
 
 class _Combine(torch.autograd.Function):
-    """combine's derivatives, by PyTorch's own operations, so that they can be differentiated."""
+    """combine's derivatives by PyTorch's own operations, so that they can be differentiated."""
 
     generate_vmap_rule = True
 
@@ -773,7 +776,7 @@ _register_autograd("combine", 6, _differentiate_combine)
 
 
 def _one_by_one(operator, info, in_dims, arguments):
-    """Right for every option: each element sees what it would see alone, dropout included."""
+    """Calls for one element after another. This is right for every option, including dropout."""
 
     def select(x, dim, i):
         if isinstance(dim, (list, tuple)):
@@ -791,7 +794,8 @@ def _one_by_one(operator, info, in_dims, arguments):
 
 
 def _vmap_forward(info, in_dims, q, k, v, layout="bshd", *values):
-    """q, k and v alone become one larger batch; with other arrays, one after another."""
+    """If only q, k and v are mapped, they become one larger batch; otherwise there is a call for
+    each element."""
     values = _positional(values, {})
     dims = (*in_dims, *[None] * (4 + len(values) - len(in_dims)))
     plain = not any(x is not None for x in values[: len(_TENSORS)]) and not values[_DROPOUT_P]
@@ -824,7 +828,8 @@ for _name in ("backward", "decode", "weights", "combine"):
 
 
 def _lengths(x, axis, cu_seqlens, seqlens, batch):
-    """Of each sequence; where the numbers are not there, as many as there can be."""
+    """The length of each sequence; if the numbers are not available, the largest possible
+    lengths."""
     known = cu_seqlens if seqlens is None else seqlens
     if known is None:
         return [x.shape[axis]] * batch
@@ -834,8 +839,8 @@ def _lengths(x, axis, cu_seqlens, seqlens, batch):
 
 
 def _scores_count(q, k, layout, options):
-    """How many scores there are for one head. As PyTorch does for its own attention, masks do not
-    count, and lengths do."""
+    """The number of scores of one head. As in PyTorch's count for its own attention, lengths reduce
+    it and masks do not."""
     axis = -3 if layout == "bshd" else -2
     batch = q.shape[0] if q.dim() == 4 else 1
     n_q = _lengths(q, axis, options["cu_seqlens_q"], options["seqlens_q"], batch)
@@ -865,7 +870,7 @@ def _forward_flops(q, k, v, layout="bshd", *values, out_val=None, **named):
 def _backward_flops(
     dout, dlse, q, k, v, out, lse, wanted, layout="bshd", *values, out_val=None, **named
 ):
-    """The scores once more, dq and dk; dv and the gradient of the weights."""
+    """The products for the recomputed scores, dq and dk; and for dv and the weights' gradient."""
     return _flops(q, k, v, layout, _named_options(values, named), 3, 2)
 
 
@@ -881,7 +886,8 @@ def _weights_flops(q, k, rows=None, layout="bshd", *values, out_val=None, **name
 
 
 def _empty_strided(device):
-    """Of (shape, stride, dtype). Inductor's way to allocate takes half the time of PyTorch's."""
+    """An allocation by (shape, stride, dtype). Inductor's function takes half the time of
+    PyTorch's."""
     guards = getattr(torch._C._dynamo, "guards", None)
     function = getattr(guards, "_empty_strided_" + device, None)
     return function or (
@@ -894,17 +900,16 @@ def _names(keyset):
     return set(re.findall(r"\w+", str(keyset))) - {"DispatchKeySet"}
 
 
-# How PyTorch dispatches on tensors that are just numbers in memory, and in a thread where nothing
-# is intercepted.
+# The dispatch keys of plain tensors, and of a thread in which nothing intercepts calls.
 _ORDINARY = {"CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA"}
 _ORDINARY |= {"AutocastCPU", "AutocastCUDA"}
 _ORDINARY_THREAD = {"BackendSelect", "ADInplaceOrView"}
 
 
 def _is_ordinary(*tensors):
-    """Whether the library can be called on them and nobody would miss the operator. Asked for the
-    first tensors of each kind: it takes its time. Modes, profilers and gradients have been asked
-    for before."""
+    """Whether the library can be called directly on the tensors, without the operator. This is
+    slow, so it is called only for the first tensors of each kind. Modes, profilers and gradients
+    have been checked before."""
     if _functorch_level() is not None or _tracing_state() is not None:
         return False
     if getattr(torch._C, "_is_any_autocast_enabled", lambda: True)():
@@ -923,7 +928,7 @@ def _guards(*tensors):
 
 @functools.cache
 def _guards_see_all():
-    """Whether that test, which is no public interface, sees what it must."""
+    """Whether that check, which is not a public interface, works as expected."""
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, 1)
         is_same = _guards(x)
@@ -934,7 +939,7 @@ def _guards_see_all():
 
 
 def _kind_of(*tensors):
-    """What tells whether others are of the same kind as these ordinary ones, or None."""
+    """A key by which other tensors of the same kind as these are recognized, or None."""
     if any(x.requires_grad for x in tensors):  # without a gradient only as long as none is recorded
         return None
     if tensors[0].is_cuda and tensors[0].dtype is torch.float32:
@@ -946,14 +951,14 @@ def _kind_of(*tensors):
 
 
 def _count_write(out):
-    """Autograd must know: out may have been saved for another operation's backward."""
+    """Tells autograd that out is written: it may be saved for another operation's backward."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
 
 
 def append(k, v, k_cache, v_cache, options):
-    """fa_append, where it can be called at once: not where gradients are recorded or something
-    stands between a call and the tensors' numbers. Whether it has been."""
+    """Calls fa_append if possible, and returns whether it did. It is not possible if gradients are
+    recorded, or if a transform or a mode intercepts the call."""
     others = (options[name] for name in ("queries", "cos", "sin") if name in options)
     tensors = [k, v, k_cache, v_cache, *others]
     if _is_watched(tensors, options) or any(x.is_neg() for x in tensors):
@@ -966,8 +971,8 @@ def append(k, v, k_cache, v_cache, options):
     return True
 
 
-# Most calls without gradients need nothing of what follows: _core tests that, in a microsecond.
-# Where tensors on CUDA do not tell their stream, they must not be read without it.
+# Most calls without gradients need none of the following code; _core tests this in a microsecond.
+# In PyTorch versions in which CUDA tensors do not tell their stream, this path must not read them.
 if _tells_stream or torch.version.cuda is None:
     _core.use_torch(
         torch.Tensor,
@@ -997,7 +1002,7 @@ if _tells_stream or torch.version.cuda is None:
 
 
 def _intercepting_mode():
-    """Whether a mode wants to see calls; one that only sets the default device does not."""
+    """Whether a mode intercepts calls; a mode that only sets the default device does not count."""
     for i in range(_function_modes()):
         if not isinstance(torch._C._get_function_stack_at(i), DeviceContext):
             return True
@@ -1005,7 +1010,7 @@ def _intercepting_mode():
 
 
 def _is_dense(x):
-    """Numbers in memory that the library can read."""
+    """Whether the tensor is numbers in memory that the library can read."""
     if type(x) not in _PLAIN or x.is_nested or x.layout is not _strided:
         return False
     return x.is_cpu or x.is_cuda
@@ -1033,7 +1038,8 @@ def _is_watched(tensors, options):
 
 
 def is_traced(*tensors):
-    """Whether a compiler or a transform stands between a call and the tensors' numbers."""
+    """Whether a compiler or a transform traces the call, so that the tensors have no numbers
+    yet."""
     if _compiling() or _functorch_level() is not None:
         return True
     return not all(type(x) in _PLAIN for x in tensors)
@@ -1049,8 +1055,8 @@ def _records_gradients(q, k, v, options):
 
 
 class _Attention(torch.autograd.Function):
-    """The operator's autograd without the operator: a call costs a tenth of it. bias and sinks
-    stand by themselves, for only arguments of apply get gradients."""
+    """The operator's autograd without the operator, at a tenth of the cost. bias and sinks are
+    separate arguments because only arguments of apply get gradients."""
 
     @staticmethod
     def forward(ctx, q, k, v, bias, sinks, layout, options):
@@ -1120,7 +1126,7 @@ def _by_operator(operator, q, k, v, layout, options):
 
 
 def _under_autocast(q, k, v):
-    """float8 stays, for it may stand for numbers that are scaled."""
+    """Casts under autocast, except float8, which may have a scale."""
     dtype = torch.get_autocast_dtype(q.device.type)
     return tuple(
         x.to(dtype) if x.dtype.is_floating_point and x.dtype is not _FP8 else x for x in (q, k, v)
@@ -1154,7 +1160,8 @@ def _clean_tensor(name, x):
 
 
 def _clean(options):
-    """What PyTorch's users may give: numbers as tensors or of NumPy, views that negate."""
+    """Converts values that PyTorch's users may pass: numbers as tensors or NumPy scalars, lazily
+    negated views."""
     for name, x in options.items():
         if isinstance(x, torch.Tensor):
             options[name] = _clean_tensor(name, x)
@@ -1163,7 +1170,8 @@ def _clean(options):
 
 
 def _own(name, x):
-    """An array of another library as a tensor of our own: autograd cannot know when it changes."""
+    """Copies an array of another library to a tensor: autograd cannot detect changes of the
+    array."""
     if x is None or isinstance(x, torch.Tensor):
         return x
     if not hasattr(x, "__dlpack__"):
@@ -1177,7 +1185,7 @@ def _own(name, x):
 
 
 def _own_all(options):
-    """For calls that outlive their arguments, and for operators, which take tensors alone."""
+    """For calls that outlive their arguments, and for operators, which only take tensors."""
     for name, x in options.items():
         if name in _TENSORS:
             options[name] = _own(name, x)
@@ -1202,7 +1210,7 @@ def _follow_fp32_precision(q, options):
 
 
 def _prepare(q, k, v, options):
-    """What PyTorch's users expect to happen by itself; options may be changed."""
+    """Does what PyTorch's users expect to happen automatically; may change the options."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_tensor(name, x)
     if options:
@@ -1260,7 +1268,8 @@ def _direct(name, q, k, v, layout, out, return_lse, options):
 
 
 def attend(name, q, k, v, layout, out, return_lse, options):
-    """attention (name "forward") and decode, where _core.plain_forward and its like do not do."""
+    """attention (name "forward") and decode, for calls that _core.plain_forward and the other fast
+    paths do not handle."""
     dense = _is_dense(q) and _is_dense(k) and _is_dense(v)
     if not dense and any(getattr(x, "is_nested", False) for x in (q, k, v)):
         return _attend_nested(name, q, k, v, layout, out, return_lse, options)
@@ -1295,8 +1304,8 @@ _GIVEN_BY_NESTED = ("cu_seqlens", "seqlens", "max_seqlen", "block_table")
 
 
 def _longest(x):
-    """A bound on a nested tensor's lengths; while it is compiled, only what is known without asking
-    the device."""
+    """A bound of a nested tensor's lengths. Under torch.compile, only a bound that is known without
+    waiting for the device."""
     return x._maybe_max_seqlen if _compiling() else x._get_max_seqlen()
 
 
@@ -1330,7 +1339,7 @@ def _nested_like(q, values, axis):
 
 
 def _attend_nested(name, q, k, v, layout, out, return_lse, options):
-    """Sequences of different lengths, as packed ones; the results are nested as q is."""
+    """Computes sequences of different lengths as packed sequences; results are nested like q."""
     for option in options:
         if option.startswith(_GIVEN_BY_NESTED) and options[option] is not None:
             raise ValueError(f"{option} is given with nested tensors, which know their lengths")
