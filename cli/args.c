@@ -46,7 +46,7 @@ static void print_help(const cli_command *c)
         print_option(c->options[i].name, c->options[i].meta, c->options[i].help);
     print_option("--help", NULL, "this text");
     if (c->notes) printf("\n%s\n", c->notes);
-    puts("\nExit codes: 0 fine, 1 a result was wrong, 2 bad usage or input.");
+    puts("\nExit codes: 0 success, 1 wrong result, 2 bad usage or input.");
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */

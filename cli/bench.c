@@ -192,19 +192,19 @@ static bool bench(const arguments *a)
 
 #define ABOUT                                                                                      \
     "Measures one pass on fresh random inputs (standard normal) after a warm-up, and compares\n"   \
-    "with what this machine's CPU can do at best, measured in the same run. On a GPU the time\n"   \
-    "is the GPU's own, by its clock; no peak is measured there."
+    "it with the peak of this machine's CPU, measured in the same run. On a GPU the time is\n"     \
+    "measured by the GPU's clock; no peak is measured there."
 
 #define NOTES                                                                                      \
     "Operations: forward and decode count 2 * batch * heads * pairs * (dim + dim-v), that is\n"    \
     "4 * batch * heads * queries * keys * dim without masks; backward counts 2.5 times that.\n"    \
     "Only pairs of a query and a key that it sees count: causal with as many keys as queries\n"    \
-    "counts half. decode counts the bytes of all keys and values (GB/s), each call reading\n"      \
-    "others than the one before, from buffers beyond the caches.\n\n"                              \
-    "The share of the peak is that of the rate of fused multiply-adds in float32 (bf16: of\n"      \
-    "bfloat16 dot products, where the CPU has them), for decode that of the rate of reading\n"     \
-    "memory, each measured with as many threads.\n\n"                                              \
-    "With --json, one object a line: the case (seq: queries, seq_k: keys), median_ms, min_ms,\n"   \
+    "counts half. decode counts the bytes of all keys and values (GB/s); each call reads other\n"  \
+    "ones than the previous call, from buffers that are larger than the caches.\n\n"               \
+    "The peak is the rate of fused multiply-adds in float32 (bf16: of bfloat16 dot products,\n"    \
+    "if the CPU has them), for decode the rate of reading memory, measured with the same\n"        \
+    "number of threads.\n\n"                                                                       \
+    "With --json, one object per line: the case (seq: queries, seq_k: keys), median_ms, min_ms,\n" \
     "max_ms, tflops, gflops, gbps (decode), peak_gflops or peak_gbps, share_of_peak, kernel and\n" \
     "version."
 
@@ -250,7 +250,7 @@ int cmd_bench(int argc, char **argv)
          .meta = "N,...",
          .min = 1,
          .max = MAX_SIZE,
-         .help = "numbers of queries, one case each (default:\n"
+         .help = "numbers of queries, a case for each (default:\n"
                  "512,1024,4096). decode without --seq-k: numbers of\n"
                  "keys for one query (default: 8192)"},
         SIZE_OPTION("--seq-k", a.seq_k, 1, MAX_SIZE,
@@ -261,24 +261,24 @@ int cmd_bench(int argc, char **argv)
         NAME_OPTION("--precision", a.precision, CLI_PRECISION_NAMES,
                     "how exactly f32 is multiplied: float32 (default),\n"
                     "tf32 (rounded to 11 bits, on tensor cores), ieee\n"
-                    "(float32 arithmetic alone)"),
+                    "(float32 arithmetic only)"),
         {.name = "--causal",
          .kind = CLI_FLAG,
          .value = &a.causal,
-         .help = "a query sees no keys behind it"},
+         .help = "a query sees no keys after its own position"},
         {.name = "--window",
          .kind = CLI_PAIR,
          .value = a.window,
          .meta = "L,R",
          .min = -1,
          .max = INT64_MAX,
-         .help = "a query sees L keys before and R behind its own\nplace; -1: no limit"},
+         .help = "a query sees L keys before and R keys after its own\nposition; -1: no limit"},
         {.name = "--deterministic",
          .kind = CLI_FLAG,
          .value = &a.deterministic,
-         .help = "the same bits in every run (matters to backward on\na GPU)"},
+         .help = "the same bits in every run (only matters for backward\non a GPU)"},
         NAME_OPTION("--layout", a.layout, CLI_LAYOUT_NAMES,
-                    "bhsd (default: as PyTorch has it) or bshd"),
+                    "bhsd (default, the order of PyTorch) or bshd"),
         {.name = "--threads",
          .kind = CLI_INTEGER,
          .value = &a.threads,
@@ -288,7 +288,7 @@ int cmd_bench(int argc, char **argv)
          .help = "CPU threads (default: all)"},
         NAME_OPTION("--device", a.device, CLI_DEVICE_NAMES, "auto (default), cpu or cuda"),
         SIZE_OPTION("--repeat", a.repeat, 1, MEASURE_MAX_REPEAT, "timed calls (default: 10)"),
-        {.name = "--json", .kind = CLI_FLAG, .value = &a.json, .help = "one JSON object a line"},
+        {.name = "--json", .kind = CLI_FLAG, .value = &a.json, .help = "one JSON object per line"},
     };
     const cli_command command = {
         .name = "bench",

@@ -222,7 +222,7 @@ int cmd_info(int argc, char **argv)
         .usage = "[OPTIONS]",
         .about =
             "Shows the CPU, the instruction sets and threads in use, the GPU, the version, and\n"
-            "what is supported: each pass in each dtype on each device.",
+            "which pass is supported in which dtype on which device.",
         .options = options,
         .num_options = CLI_COUNT(options),
         .notes = "The environment variable FA_CPU_ISA forces an instruction set.",

@@ -413,14 +413,14 @@ int cmd_job(int argc, char **argv)
          .meta = "N",
          .min = 1,
          .max = 86400,
-         .help = "time for the sweep, which stops in time (default: 25)"},
+         .help = "time limit of the sweep (default: 25)"},
         {.name = "--dtype",
          .kind = CLI_CHOICE,
          .value = &a.dtype,
          .meta = "NAME",
          .choices = CLI_DTYPE_NAMES,
          .given = &a.dtype_given,
-         .help = "of the sweep: f32, f16 or bf16 (default: f32 and bf16 side\nby side)"},
+         .help = "type of the sweep: f32, f16 or bf16 (default: f32 and bf16\nside by side)"},
         {.name = "--device",
          .kind = CLI_CHOICE,
          .value = &a.device,
@@ -441,11 +441,11 @@ int cmd_job(int argc, char **argv)
         .about =
             "1. Computes attention of a real model's layer from DIR/q.npy, k.npy and v.npy\n"
             "   (default: " DEFAULT_DIRECTORY ") and checks it against float64, and against\n"
-            "   DIR/out.npy, what the model itself computed.\n"
+            "   DIR/out.npy, the model's own output.\n"
             "2. Measures the forward pass for sequence lengths from 256 on, in float32 and\n"
-            "   bfloat16, beside what the machine can do at best, which is measured, too: on a\n"
-            "   CPU fused multiply-adds in float32 or dot products in bfloat16, on a GPU\n"
-            "   multiply-adds in float32 or the tensor cores' products in bfloat16.",
+            "   bfloat16, and the peak of the machine: on a CPU fused multiply-adds in float32 or\n"
+            "   dot products in bfloat16, on a GPU multiply-adds in float32 or the tensor cores'\n"
+            "   products in bfloat16.",
         .options = options,
         .num_options = CLI_COUNT(options),
         .operand = &a.directory,

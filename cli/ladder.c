@@ -9,12 +9,12 @@
 
 int cmd_ladder(int argc, char **argv)
 {
-    const cli_command command = {.name = "ladder",
-                                 .usage = "list | run | bench | ceiling",
-                                 .about =
-                                     "The CUDA kernels from naive to Hopper, one optimization a "
-                                     "rung. This command was built\nwithout CUDA: make CUDA=all "
-                                     "builds it in."};
+    const cli_command command = {
+        .name = "ladder",
+        .usage = "list | run | bench | ceiling",
+        .about = "The CUDA kernels from naive to Hopper, one optimization a "
+                 "rung. This command was built\nwithout CUDA: use make CUDA=all "
+                 "to include it."};
     if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
         return cli_parse(&command, argc, argv);
     cli_error("this command was built without CUDA (make CUDA=all builds it in)");
@@ -63,7 +63,7 @@ static void print_kernels(const ladder_rung *rung)
     "Lists the rungs from the bottom up: number, name, types (f32: float32 arithmetic; tf32:\n"    \
     "float32 in and out, products rounded to tf32), the architecture that they need, the "         \
     "largest\n"                                                                                    \
-    "head dim, the idea; and what the compiler made of them, if there is a device."
+    "head dim, the idea; and registers and shared memory, if there is a device."
 
 static int list(int argc, char **argv)
 {
@@ -86,7 +86,7 @@ static int list(int argc, char **argv)
 /* ---- ceiling --------------------------------------------------------------------------------- */
 
 #define CEILING_ABOUT                                                                              \
-    "Measures what the device can do at best: copying memory (bytes read and written), and\n"      \
+    "Measures the highest rates of the device: copying memory (bytes read and written), and\n"     \
     "products in float32 (FFMA) and on the tensor cores (mma.sync in tf32 and bf16; wgmma on\n"    \
     "Hopper), on random data."
 
@@ -129,8 +129,8 @@ static int print_help(void)
          "The ladder: attention on CUDA from naive to Hopper, one optimization a rung.\n\n"
          "Commands:");
     for (int i = 0; i < CLI_COUNT(PARTS); i++) printf("  %-8s %s\n", PARTS[i].name, PARTS[i].help);
-    puts("\nflashattn ladder COMMAND --help tells about a command.\n"
-         "Exit codes: 0 fine, 1 a result was wrong, 2 bad usage, or no device.");
+    puts("\nflashattn ladder COMMAND --help describes a command.\n"
+         "Exit codes: 0 success, 1 wrong result, 2 bad usage or no device.");
     return CLI_FINE;
 }
 

@@ -440,7 +440,7 @@ static int start(const arguments *a, const rungs_chosen *chosen)
 #define ABOUT                                                                                      \
     "Times the rungs (default: all) on fresh random inputs (standard normal, made on the "         \
     "device)\n"                                                                                    \
-    "after a warm-up, all rungs in turn, and compares them with what the device can do at best,\n" \
+    "after a warm-up, all rungs in turn, and compares them with the device's highest rates,\n"     \
     "measured in the same run."
 
 #define NOTES                                                                                      \
@@ -478,13 +478,13 @@ int rungs_bench(int argc, char **argv)
         {.name = "--causal",
          .kind = CLI_FLAG,
          .value = &a.causal,
-         .help = "a query sees no keys behind it"},
+         .help = "a query sees no keys after its own position"},
         {.name = "--dtype",
          .kind = CLI_CHOICE,
          .value = &a.half,
          .meta = "NAME",
          .choices = HALF_NAMES,
-         .help = "of the 16-bit rungs: bf16 (default) or f16"},
+         .help = "type of the 16-bit rungs: bf16 (default) or f16"},
         SIZE("--repeat", a.repeat, MAX_REPEAT, "samples (default: 10)"),
         {.name = "--budget",
          .kind = CLI_REAL,
@@ -492,18 +492,18 @@ int rungs_bench(int argc, char **argv)
          .meta = "SECONDS",
          .accept = is_positive,
          .expected = "a number above 0",
-         .help = "for a rung at a length (default: 10): fewer samples\n"
-                 "are taken, or none, where more would be needed"},
+         .help = "time limit for a rung at a length (default: 10): beyond\n"
+                 "it, fewer samples or none are taken"},
         {.name = "--json",
          .kind = CLI_TEXT,
          .value = &a.json,
          .meta = "FILE",
-         .help = "write all samples, and what the compiler made of the\nkernels, to a file"},
+         .help = "write all samples, and the kernels' registers and shared\nmemory, to a file"},
         {.name = "--sources",
          .kind = CLI_TEXT,
          .value = &a.sources,
          .meta = "HASH",
-         .help = "of the kernels' sources, for the file"},
+         .help = "hash of the kernels' sources, for the file"},
     };
     const cli_command command = {.name = "ladder bench",
                                  .usage = "[NAME...] [OPTIONS]",

@@ -492,8 +492,8 @@ static bool print_tally(const ladder_rung *rung, const fa_cuda_device *device, c
 
 #define NOTES                                                                                      \
     "An element may be off by 1e-4 + 1e-2 |expected|, and by the rounding of 16-bit and tf32\n"    \
-    "operands; all of out, in the L2 norm and for usual logits, by 1e-5 (float32), 2e-3 (tf32,\n"  \
-    "f16) or 1e-2 (bf16) of its size."
+    "operands. The L2 norm of the error, for usual logits, may be 1e-5 (float32), 2e-3 (tf32,\n"   \
+    "f16) or 1e-2 (bf16) of the norm of out."
 
 int rungs_verify(int argc, char **argv)
 {
@@ -506,12 +506,12 @@ int rungs_verify(int argc, char **argv)
          .meta = "N",
          .min = 0,
          .max = 1000000,
-         .help = "random cases (default: 200)"},
+         .help = "number of random cases (default: 200)"},
         {.name = "--seed",
          .kind = CLI_SEED,
          .value = &seed,
          .meta = "N",
-         .help = "of the random cases (default: 1)"},
+         .help = "seed of the random cases (default: 1)"},
     };
     const cli_command command = {.name = "ladder run",
                                  .usage = "[NAME...] [OPTIONS]",

@@ -14,13 +14,13 @@ typedef struct subcommand {
 } subcommand;
 
 static const subcommand SUBCOMMANDS[] = {
-    {"run", cmd_run, "attention of .npy files"},
-    {"grad", cmd_grad, "its gradients"},
+    {"run", cmd_run, "compute attention of .npy files"},
+    {"grad", cmd_grad, "compute its gradients"},
     {"bench", cmd_bench, "measure speed: forward, backward or decode"},
     {"verify", cmd_verify, "compare random problems with float64"},
-    {"job", cmd_job, "a real model's attention, checked, and a sweep over sequence lengths"},
-    {"ladder", cmd_ladder, "the CUDA kernels from naive to Hopper, one optimization a rung"},
-    {"info", cmd_info, "this machine, and what is supported on it"},
+    {"job", cmd_job, "check a real model's attention, then time a range of sequence lengths"},
+    {"ladder", cmd_ladder, "CUDA kernels from naive to Hopper, one optimization in each"},
+    {"info", cmd_info, "describe this machine and what it supports"},
 };
 
 static void print_help(void)
@@ -30,9 +30,9 @@ static void print_help(void)
          "Commands:");
     for (int i = 0; i < CLI_COUNT(SUBCOMMANDS); i++)
         printf("  %-8s %s\n", SUBCOMMANDS[i].name, SUBCOMMANDS[i].help);
-    puts("\n  --help     this text; flashattn COMMAND --help tells about a command\n"
+    puts("\n  --help     this text; flashattn COMMAND --help describes a command\n"
          "  --version  the version\n\n"
-         "Exit codes: 0 fine, 1 a result was wrong, 2 bad usage or input.");
+         "Exit codes: 0 success, 1 wrong result, 2 bad usage or input.");
 }
 
 static const subcommand *find_subcommand(const char *name)

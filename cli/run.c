@@ -48,12 +48,13 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
                     "float32 (batch, heads, queries)"),                                            \
         FILE_OPTION("--mask", (a)->mask, false,                                                    \
                     "bool or integers (batch, head, query, key): nonzero\n"                        \
-                    "means \"may see\"; extents of 1 broadcast"),                                  \
+                    "means that the query may see the key; extents of 1\n"                         \
+                    "broadcast"),                                                                  \
         FILE_OPTION("--bias", (a)->bias, false,                                                    \
                     "numbers added to the logits, shaped like a mask"),                            \
         FILE_OPTION("--seqlens-q", (a)->lengths.seqlens_q, false,                                  \
                     "integers (batch): how many queries of each batch item\n"                      \
-                    "count; the rest are padding"),                                                \
+                    "are used; the rest are padding"),                                             \
         FILE_OPTION("--seqlens-k", (a)->lengths.seqlens_k, false, "the same for keys and values"), \
         FILE_OPTION("--cu-seqlens-q", (a)->lengths.cu_seqlens_q, false,                            \
                     "integers (sequences + 1): the queries are packed,\n"                          \
@@ -62,8 +63,8 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
                     "the same for keys and values"),                                               \
         FILE_OPTION("--block-table", (a)->lengths.block_table, false,                              \
                     "integers (batch, pages of a sequence): keys and values\n"                     \
-                    "lie in pages, (pages, page size, heads, dim), and\n"                          \
-                    "this tells which; needs --seqlens-k"),                                        \
+                    "are pages, (pages, page size, heads, dim), and this\n"                        \
+                    "table gives their order; needs --seqlens-k"),                                 \
         {.name = "--causal",                                                                       \
          .kind = CLI_FLAG,                                                                         \
          .value = &(a)->causal,                                                                    \
@@ -92,8 +93,8 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
          .meta = "N",                                                                              \
          .min = 1,                                                                                 \
          .max = (int64_t)1 << 60,                                                                  \
-         .help = "query i sees only keys of its own chunk of N\n"                                  \
-                 "positions, that of i + diagonal"},                                               \
+         .help = "query i sees only keys in the same chunk of N\n"                                 \
+                 "positions as i + diagonal"},                                                     \
         {.name = "--scale",                                                                        \
          .kind = CLI_REAL,                                                                         \
          .value = &(a)->scale,                                                                     \
@@ -148,23 +149,23 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
          .choices = CLI_PRECISION_NAMES,                                                           \
          .help = "how exactly f32 is multiplied: float32 (default),\n"                             \
                  "tf32 (rounded to 11 bits, on tensor cores), ieee\n"                              \
-                 "(float32 arithmetic alone)"},                                                    \
+                 "(float32 arithmetic only)"},                                                     \
         {.name = "--device",                                                                       \
          .kind = CLI_CHOICE,                                                                       \
          .value = &(a)->device,                                                                    \
          .meta = "NAME",                                                                           \
          .choices = CLI_DEVICE_NAMES,                                                              \
-         .help = "auto (default: cuda if it can), cpu or cuda"},                                   \
+         .help = "auto (default: cuda if possible), cpu or cuda"},                                 \
         {.name = "--threads",                                                                      \
          .kind = CLI_INTEGER,                                                                      \
          .value = &(a)->threads,                                                                   \
          .meta = "N",                                                                              \
          .min = 1,                                                                                 \
          .max = INT32_MAX,                                                                         \
-         .help = "CPU threads (default: all); never changes a result"},                            \
+         .help = "CPU threads (default: all); does not change results"},                           \
     {                                                                                              \
         .name = "--json", .kind = CLI_FLAG, .value = &(a)->json,                                   \
-        .help = "the report on standard output as one JSON object"                                 \
+        .help = "print the report as one JSON object"                                              \
     }
 
 #define NOTES                                                                                      \
@@ -713,7 +714,7 @@ int cmd_grad(int argc, char **argv)
     arguments a = {0};
     const cli_option options[] = {
         SHARED_OPTIONS(&a),
-        FILE_OPTION("--dout", a.dout, true, "the gradient of the result, of its shape"),
+        FILE_OPTION("--dout", a.dout, true, "the gradient of the result, in its shape"),
         FILE_OPTION("--dq", a.dq, false, "writes the gradient of q"),
         FILE_OPTION("--dk", a.dk, false, "writes the gradient of k"),
         FILE_OPTION("--dv", a.dv, false, "writes the gradient of v"),
@@ -721,7 +722,7 @@ int cmd_grad(int argc, char **argv)
                     "writes the gradient of the bias, summed over the axes\n"
                     "along which it broadcasts"),
         FILE_OPTION("--dsinks", a.dsinks, false, "writes the gradient of the sinks"),
-        FILE_OPTION("--out", a.out, false, "writes the result of the forward pass too"),
+        FILE_OPTION("--out", a.out, false, "also writes the result of the forward pass"),
     };
     const cli_command command = {
         .name = "grad",

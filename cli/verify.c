@@ -56,7 +56,7 @@ static int parse(int argc, char **argv, arguments *a)
          .meta = "N",
          .min = 0,
          .max = 1000000,
-         .help = "how long to go on; default 10"},
+         .help = "time limit; default 10"},
         {.name = "--cases",
          .kind = CLI_INTEGER,
          .value = &a->cases,
@@ -64,19 +64,19 @@ static int parse(int argc, char **argv, arguments *a)
          .min = 1,
          .max = INT64_MAX,
          .given = &a->cases_given,
-         .help = "this many problems, however long they take"},
+         .help = "number of problems, without a time limit"},
         {.name = "--seed",
          .kind = CLI_SEED,
          .value = &a->seed,
          .meta = "N",
          .given = &a->seed_given,
-         .help = "which problems to draw; default: from the clock"},
+         .help = "seed of the random problems; default: from the clock"},
         {.name = "--case",
          .kind = CLI_SEED,
          .value = &a->single,
          .meta = "N",
          .given = &a->single_given,
-         .help = "only this problem, as a failure names it"},
+         .help = "run only this problem; a failure prints its number"},
         {.name = "--device",
          .kind = CLI_CHOICE,
          .value = &a->device,
@@ -96,13 +96,13 @@ static int parse(int argc, char **argv, arguments *a)
          .meta = "NAME",
          .choices = CLI_DTYPE_NAMES,
          .given = &a->dtype_given,
-         .help = "only f32, f16 or bf16, for all tensors but 8-bit keys and values"},
+         .help = "only f32, f16 or bf16, for all tensors except 8-bit keys\nand values"},
         {.name = "--precision",
          .kind = CLI_CHOICE,
          .value = &a->precision,
          .meta = "NAME",
          .choices = CLI_PRECISION_NAMES,
-         .help = "of float32 inputs: float32 (default), tf32 or ieee"},
+         .help = "for float32 inputs: float32 (default), tf32 or ieee"},
         {.name = "--threads",
          .kind = CLI_INTEGER,
          .value = &a->threads,
@@ -116,23 +116,24 @@ static int parse(int argc, char **argv, arguments *a)
          .meta = "NAME",
          .choices = verify_class_names,
          .given = &a->class_given,
-         .help = "problems made for one class of faults, in place of any\n"
+         .help = "problems for one class of bugs instead of random\n"
                  "problems: empty, unused, grid, lengths, strides, tails,\n"
                  "masks, split, invariance, dropout, wide, chunks, quantized, latent,\n"
                  "bias, peaked;\n"
-                 "all: all of these, then any (default on cuda); none (default on cpu)"},
+                 "all: all of these, then random problems (default on cuda);\n"
+                 "none (default on cpu)"},
         {.name = "--jobs",
          .kind = CLI_INTEGER,
          .value = &a->jobs,
          .meta = "N",
          .min = 1,
          .max = MAX_JOBS,
-         .help = "problems side by side, on cuda each with a stream of its\n"
-                 "own; default: on cuda one for each core, on cpu 1"},
+         .help = "number of problems at the same time, on cuda each with its\n"
+                 "own stream; default: on cuda one for each core, on cpu 1"},
         {.name = "--tiles",
          .kind = CLI_FLAG,
          .value = &a->tiles,
-         .help = "draw what kernels with tensor cores branch on: types of\n"
+         .help = "draw cases for tensor-core kernels: types of\n"
                  "16 bits, their head dims, many tiles (always on cuda)"},
         {.name = "--large",
          .kind = CLI_FLAG,
@@ -150,15 +151,14 @@ static int parse(int argc, char **argv, arguments *a)
         .about =
             "Draws random problems over all passes, types and options and compares the results "
             "with\n"
-            "a naive computation in float64. Errors are given in units of what rounding allows:\n"
-            "up to 1 is right.",
+            "a naive computation in float64. Errors are given relative to the error that rounding\n"
+            "allows: a result is right up to 1.",
         .options = options,
         .num_options = CLI_COUNT(options),
-        .notes =
-            "On cuda every buffer of a problem lies between guard bands, which are checked "
-            "too, and\n"
-            "a second run must give the same bits (of dq: where FA_DETERMINISTIC asks for it).\n"
-            "Stops at the first wrong result and prints the command that computes it again.",
+        .notes = "On cuda every buffer of a problem lies between guard bands, which are checked as "
+                 "well, and\n"
+                 "a second run must give the same bits (dq: only with FA_DETERMINISTIC).\n"
+                 "Stops at the first wrong result and prints a command that repeats it.",
     };
     return cli_parse(&command, argc, argv);
 }
