@@ -1,6 +1,6 @@
 /*
- * The entry points of flashattn.h: each one completes the options, chooses the backend, has
- * normalize.c check the arguments and make a problem of them, and hands the problem to the backend.
+ * The entry points of flashattn.h. Each one completes the options and chooses the backend. normalize.c
+ * checks the arguments and makes a problem of them, which the backend runs.
  */
 #include "api.h"
 
@@ -30,17 +30,17 @@ const char *fa_version_string(void)
 
 /* ---- Structs that carry their size ----------------------------------------------------------- */
 
-/* Where version 0.1's structs end: the end of their last field then. */
+/* The sizes of version 0.1's structs: the end of their last field at that time. */
 #define END_OF(type, field) (offsetof(type, field) + sizeof(((type *)NULL)->field))
 #define OPTIONS_SIZE_0_1 END_OF(fa_options, workspace_size)
 #define GRADIENTS_SIZE_0_1 END_OF(fa_gradients, dsinks)
 #define APPEND_OPTIONS_SIZE_0_1 END_OF(fa_append_options, stream)
 
-/* More than any version of a struct will have: such a size was never set. */
+/* Larger than any version of a struct will be: such a size is uninitialized memory. */
 #define SIZE_LIMIT 4096
 
-/* Copies a caller's struct, whose size may be that of another version, into one of ours; what the
- * caller's lacks becomes 0. */
+/* Copies a caller's struct, whose size may be that of another version, into ours. Fields that the
+ * caller's struct lacks become 0. */
 static fa_status copy_sized(const char *name, const char *type, const void *given, size_t size_0_1,
                             void *ours, size_t our_size)
 {
@@ -86,8 +86,8 @@ static fa_status complete_gradients(const fa_gradients *given, fa_gradients *our
 static const fa_backend *const backends[] = {
     [FA_DEVICE_CPU] = &fa_cpu_backend, [FA_DEVICE_CUDA] = &fa_cuda_backend};
 
-/* first: the tensor whose memory decides for FA_DEVICE_AUTO; may be NULL. memory: the allocation that
- * holds its data, if it is known. */
+/* first: the tensor whose memory determines the device for FA_DEVICE_AUTO; may be NULL. memory: the
+ * allocation that holds its data, if it is known. */
 static fa_status choose_device(fa_device asked, const fa_tensor *first, fa_device *chosen,
                                fa_allocation *memory)
 {
@@ -112,8 +112,8 @@ static const fa_location host = {&fa_cuda_backend, FA_HOST_MEMORY};
 
 /* ---- The calls ------------------------------------------------------------------------------- */
 
-/* Completes the options, chooses the device, checks and normalizes. The copies live as long as the
- * caller's variables; the problem points into the caller's memory only. */
+/* Completes the options, chooses the device, checks and normalizes. The copies are the caller's
+ * variables; the problem points only into the caller's memory. */
 static fa_status prepare(fa_arguments *a, const fa_options *given, fa_options *options,
                          fa_problem *p)
 {
@@ -190,7 +190,7 @@ fa_status fa_weights(const fa_tensor *q, const fa_tensor *k, const int64_t *rows
     return call(&a, options);
 }
 
-/* Arrays of fa_combine that the host reads wherever the call runs. */
+/* Arrays of fa_combine that the host reads, on every device. */
 static fa_status check_host_arrays(const fa_combine_problem *c, const fa_options *options)
 {
     const fa_backend *cuda = &fa_cuda_backend;
@@ -247,7 +247,7 @@ fa_status fa_append(const fa_tensor *k_new, const fa_tensor *v_new, const fa_ten
 
 /* ---- Dry runs -------------------------------------------------------------------------------- */
 
-/* Everything that a call does before it computes. */
+/* Everything that a call does before the computation. */
 static fa_status dry_run(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                          const fa_tensor *out, const fa_options *given, fa_answer *answer)
 {

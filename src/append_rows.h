@@ -1,6 +1,6 @@
 /*
- * Where fa_append writes: from a row of the new keys or of the queries to its sequence, and from there to a row of the
- * cache. The same code for every backend, kernels included. Whatever the arrays hold, no place outside the cache comes out.
+ * Where fa_append writes: maps a row of the new keys or of the queries to its sequence, and then to a row of the cache.
+ * Every backend uses this code, including kernels. Whatever the arrays hold, the result is never outside the cache.
  */
 #ifndef FA_APPEND_ROWS_H
 #define FA_APPEND_ROWS_H
@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Kernels make their own of it before they include this. */
+/* Kernels define this themselves before they include this header. */
 #ifndef FA_SHARED_FUNCTION
 #define FA_SHARED_FUNCTION static inline
 #endif
@@ -27,12 +27,12 @@ typedef struct fa_append_arrays {
     int32_t *lengths_after; /* written, or NULL */
 } fa_append_arrays;
 
-/* A row of the new keys or of the queries: its sequence, and its number in it. */
+/* A row of the new keys or of the queries: its sequence, and its index in the sequence. */
 typedef struct fa_append_row {
     int64_t sequence, number;
 } fa_append_row;
 
-/* Of row `row` of axis-0 entry `block`. False: it belongs to no sequence. */
+/* Finds the sequence of row `row` of axis-0 entry `block`. False: it belongs to no sequence. */
 FA_SHARED_FUNCTION bool fa_append_find(const fa_append_arrays *a, const int32_t *cu_seqlens,
                                        const int32_t *seqlens, int64_t block, int64_t row,
                                        fa_append_row *found)
@@ -85,7 +85,7 @@ FA_SHARED_FUNCTION int32_t fa_append_length_after(const fa_append_arrays *a, int
     return (int32_t)(after < room ? after : room);
 }
 
-/* Where a new key goes: entry of axis 0 and row of axis 1 of the cache. False: nowhere, as that would be outside. */
+/* The place of a new key: entry of axis 0 and row of axis 1 of the cache. False: it would be outside the cache. */
 FA_SHARED_FUNCTION bool fa_append_place(const fa_append_arrays *a, const fa_append_row *key,
                                         int64_t *block, int64_t *row)
 {
@@ -105,7 +105,7 @@ FA_SHARED_FUNCTION bool fa_append_place(const fa_append_arrays *a, const fa_appe
     return *block >= 0 && *block < a->cache_blocks && *row < a->cache_rows;
 }
 
-/* The row of the rotary tables for a key or a query, at most their last one and at least their first. */
+/* The row of the rotary tables for a key or a query, clamped to the tables. */
 FA_SHARED_FUNCTION int64_t fa_append_position(const fa_append_arrays *a, int64_t b, int64_t number)
 {
     const int64_t start = a->rotary_positions ? a->rotary_positions[b] : fa_append_length(a, b);

@@ -1,5 +1,5 @@
 /*
- * What the caller of fa_forward and its like has given, before it is checked.
+ * The arguments of fa_forward and the other calls, before they are checked.
  */
 #ifndef FA_ARGUMENTS_H
 #define FA_ARGUMENTS_H
@@ -10,7 +10,7 @@
 
 #include "flashattn.h"
 
-/* Where arrays lie: the number of a CUDA device, or this. */
+/* A location of arrays: the number of a CUDA device, or this. */
 enum { FA_HOST_MEMORY = -1 };
 
 /* An allocation of device memory, if ordinal is a device's number. */

@@ -1,9 +1,9 @@
 /*
- * A backend: the functions by which api.c runs calls on one kind of device. There is one for each
- * value of fa_device but FA_DEVICE_AUTO, in cpu/backend.c and cuda/backend.c. A build without CUDA
- * has no_cuda.c in place of the latter.
+ * A backend: the functions with which api.c runs calls on one kind of device. There is one for each
+ * value of fa_device except FA_DEVICE_AUTO, in cpu/backend.c and cuda/backend.c. A build without CUDA
+ * has no_cuda.c instead of the latter.
  *
- * Functions that return an fa_status word their own errors.
+ * Functions that return an fa_status set the error message themselves.
  */
 #ifndef FA_BACKEND_H
 #define FA_BACKEND_H
@@ -11,7 +11,7 @@
 #include "arguments.h"
 #include "problem.h"
 
-/* What a dry run finds out. */
+/* The results of a dry run. */
 typedef struct fa_answer {
     bool wants_text;
     char text[512]; /* which kernel would run, if it is wanted */

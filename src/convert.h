@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Kernels make their own of it before they include this. */
+/* Kernels define this themselves before they include this header. */
 #ifndef FA_SHARED_FUNCTION
 #define FA_SHARED_FUNCTION static inline
 #endif
@@ -70,7 +70,7 @@ FA_SHARED_FUNCTION float fa_e4m3_to_float(uint8_t b)
     return fa_bits_float(sign | fa_float_bits(fa_bits_float(magnitude << 20) * 0x1p120f));
 }
 
-/* What is too large becomes 448, the largest number. */
+/* Larger numbers become 448, the largest one. */
 FA_SHARED_FUNCTION uint8_t fa_float_to_e4m3(float x)
 {
     const uint32_t bits = fa_float_bits(x), magnitude = bits & 0x7fffffffu;
@@ -85,7 +85,7 @@ FA_SHARED_FUNCTION uint8_t fa_float_to_e4m3(float x)
     return (uint8_t)(sign | ((magnitude - 0x3c000000u + 0x7ffffu + odd) >> 20));
 }
 
-/* What is too large becomes 127 or -127; NaN becomes 0. */
+/* Larger numbers become 127 or -127; NaN becomes 0. */
 FA_SHARED_FUNCTION int8_t fa_float_to_int8(float x)
 {
     if (!(x > -127.0f)) return x <= -127.0f ? -127 : 0;

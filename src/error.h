@@ -1,16 +1,16 @@
 /*
- * How the library says what went wrong: a status, and a sentence kept per thread for fa_last_error.
+ * Errors of the library: a status, and for each thread a sentence for fa_last_error.
  */
 #ifndef FA_ERROR_H
 #define FA_ERROR_H
 
 #include "flashattn.h"
 
-/* Keeps the sentence for fa_last_error and returns the status, so that "return fa_fail(...)" is the
- * whole of an error path. A sentence longer than the buffer is cut. */
+/* Keeps the sentence for fa_last_error and returns the status, so that an error path is just
+ * "return fa_fail(...)". A sentence that is longer than the buffer is cut. */
 __attribute__((format(printf, 2, 3))) fa_status fa_fail(fa_status status, const char *format, ...);
 
-/* Hands a failure on to the caller. */
+/* Returns a failure to the caller. */
 #define FA_TRY(call)                                                                               \
     do {                                                                                           \
         fa_status fa_try_status = (call);                                                          \

@@ -89,8 +89,8 @@ static fa_status check_gradients(const fa_gradients *g, fa_location expected)
     return fa_check_location("gradients.dsinks", g->dsinks, expected);
 }
 
-/* The driver takes 60 ns to say where a pointer leads. This call has asked it about q, so it is not asked about
- * what begins in the same allocation. */
+/* The driver takes 60 ns to find where a pointer leads. This call has asked it about q, so it does not ask about
+ * arrays that start in the same allocation. */
 static fa_status check_beside_q(const fa_arguments *a, const char *name, const fa_tensor *t,
                                 fa_location expected)
 {
@@ -122,7 +122,7 @@ static fa_status check_part_as(const char *name, const char *lse_name, const fa_
     return fa_check_location(lse_name, c->part_lse[i], expected);
 }
 
-/* The names are only put together for a part that is wrong. */
+/* Names are made only for a part that is wrong. */
 static fa_status check_part(const fa_combine_problem *c, int64_t i, fa_location expected)
 {
     char name[48], lse_name[48];

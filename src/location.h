@@ -8,7 +8,7 @@
 #include "backend.h"
 #include "problem.h"
 
-/* What an array's memory is compared with. */
+/* The location with which the memory of arrays is compared. */
 typedef struct fa_location {
     const fa_backend *backend; /* with memory of its own */
     int ordinal;               /* the device that the call runs on; FA_HOST_MEMORY: the CPU */
@@ -26,7 +26,7 @@ fa_status fa_check_combine_locations(const fa_combine_problem *problem, fa_locat
 /* All arrays of fa_append. */
 fa_status fa_check_append_locations(const fa_append_call *call, fa_location expected);
 
-/* An array that the host reads wherever the call runs. */
+/* An array that the host reads, on every device. */
 fa_status fa_check_host_array(const char *name, const void *array, const fa_backend *backend);
 
 #endif

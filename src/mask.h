@@ -1,19 +1,19 @@
 /*
- * Which keys a query sees by position (causal, diagonal, window, chunks). The same code for every backend, kernels
- * included; a boolean mask comes on top.
+ * Which keys a query sees by position (causal, diagonal, window, chunks). Every backend uses this code, including
+ * kernels. A boolean mask may hide more keys.
  */
 #ifndef FA_MASK_H
 #define FA_MASK_H
 
 #include <stdint.h>
 
-/* Kernels make their own of it before they include this. */
+/* Kernels define this themselves before they include this header. */
 #ifndef FA_SHARED_FUNCTION
 #define FA_SHARED_FUNCTION static inline
 #endif
 
-/* Keys [lo, hi); hi <= lo: none. Both ends never decrease with i, so the range of a tile of
- * queries [i0, i1) is [range(i0).lo, range(i1 - 1).hi). */
+/* Keys [lo, hi); hi <= lo: none. Neither end decreases as i grows, so the range of a tile of queries
+ * [i0, i1) is [range(i0).lo, range(i1 - 1).hi). */
 typedef struct fa_range {
     int64_t lo, hi;
 } fa_range;
@@ -31,8 +31,8 @@ FA_SHARED_FUNCTION fa_range fa_visible_keys(int causal, int64_t window_left, int
     return r;
 }
 
-/* The part of them in the query's own chunk of so many positions. start: the first position of that chunk; a query in
- * front of all keys (center < 0) has none. */
+/* Reduces the range to the query's chunk of `chunk` positions. start: the first position of that chunk. A query
+ * before all keys (center < 0) has none. */
 FA_SHARED_FUNCTION fa_range fa_visible_in_chunk(fa_range r, int64_t chunk, int64_t center,
                                                 int64_t start)
 {

@@ -1,6 +1,6 @@
 /*
- * Stands for the CUDA backend in a build without it. No memory is found to be a device's, and open
- * fails; so nothing is ever run here.
+ * Replaces the CUDA backend in a build without CUDA. It reports all memory as the host's, and open
+ * fails, so the other functions are never called.
  */
 #include <stdio.h>
 

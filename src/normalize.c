@@ -197,7 +197,7 @@ static fa_status check_data(const char *name, const fa_tensor *t, bool dry_run)
     return FA_OK;
 }
 
-/* All that can be said about a tensor by itself. */
+/* All checks that need only one tensor. */
 static fa_status check_tensor(const char *name, const fa_tensor *t, role r, bool dry_run)
 {
     FA_REQUIRE(t, "%s is NULL: expected a tensor", name);
@@ -215,7 +215,7 @@ static fa_status check_axis(const char *name, const fa_tensor *t, int axis, int6
     return FA_OK;
 }
 
-/* The same extents as another tensor, up to its axis `axes`. */
+/* Checks that the first `axes` extents equal those of another tensor. */
 static fa_status check_like(const char *name, const fa_tensor *t, const char *other_name,
                             const fa_tensor *other, int axes)
 {
@@ -226,14 +226,14 @@ static fa_status check_like(const char *name, const fa_tensor *t, const char *ot
     return FA_OK;
 }
 
-/* An address that nobody reads or writes. A tensor without data is either empty or part of a dry run;
- * the engines then still see that it is there, and may do arithmetic on its address and look at its
- * alignment. */
+/* An address that is never read or written. A tensor without data is either empty or part of a dry run.
+ * With this address the engines still see that the tensor exists, and may do arithmetic on the address
+ * and check its alignment. */
 static _Alignas(256) char no_data;
 
-/* A view is written directly to its destination: to copy one that was just made costs a
- * store-forwarding stall. No element of an empty tensor is ever read, so its strides, which nothing
- * has checked, become 0. So does the stride of an axis with one index if its bytes might not fit 63
+/* Writes the view directly to its destination: copying a view that was just made costs a
+ * store-forwarding stall. An empty tensor is never read and its strides were not checked, so they
+ * become 0. The stride of an axis with one index also becomes 0 if its bytes might not fit into 63
  * bits. */
 static void set_view(fa_view *view, const fa_tensor *t)
 {
@@ -247,14 +247,14 @@ static void set_view(fa_view *view, const fa_tensor *t)
     }
 }
 
-/* Rows are read as dense arrays, also those of one element. */
+/* Rows are read as dense arrays, even rows of one element. */
 static void set_row_view(fa_view *view, const fa_tensor *t)
 {
     set_view(view, t);
     view->stride[3] = 1;
 }
 
-/* An axis of extent 1 is the same for all: the engines index it like any other. */
+/* An axis of extent 1 gets stride 0, so that the engines can index it like any other. */
 static void set_broadcast_view(fa_view *view, const fa_tensor *t)
 {
     set_view(view, t);
@@ -304,8 +304,8 @@ static bool is_dense(const region *r)
     return (int64_t)(r->high - r->low) == count * (int64_t)element_size(r->tensor->dtype);
 }
 
-/* Whether two regions certainly share a byte. Regions with holes may interleave, as slices of one
- * buffer do; the caller is trusted unless they start at the same element. */
+/* Whether two regions certainly share a byte. Regions with holes may be interleaved without sharing
+ * bytes, like slices of one buffer. Then the caller is trusted, unless they start at the same element. */
 static bool overlap(const region *a, const region *b)
 {
     if (a->start == b->start) return true;
@@ -352,7 +352,7 @@ static fa_status check_workspace_given(const fa_options *o)
     return FA_OK;
 }
 
-/* Fields that mean nothing without another one: set alone they are a mistake. */
+/* Fields that need another field: setting only one of them is an error. */
 static fa_status check_companions(const fa_options *o)
 {
     FA_REQUIRE(o->flags & FA_DIAGONAL || o->diagonal == 0,
@@ -480,7 +480,7 @@ static fa_status check_options(const fa_options *o, fa_device device)
     return check_stream(o, device);
 }
 
-/* keep if bits >= threshold: 65536 would drop everything although p < 1. */
+/* A weight is kept if bits >= threshold. A threshold of 65536 would drop everything although p < 1. */
 static uint32_t dropout_threshold(float p)
 {
     double threshold = floor(65536.0 * (double)p + 0.5);
@@ -508,7 +508,7 @@ static bool is_float32(const fa_problem *p)
     return p->q.dtype == FA_FLOAT32 && p->k.dtype == FA_FLOAT32 && p->v.dtype == FA_FLOAT32;
 }
 
-/* The options that need no more than a copy. Comes after the shapes: the scale depends on d. */
+/* Options that only need to be copied. This comes after the shapes, because the scale depends on d. */
 static void set_options(const fa_arguments *a, fa_problem *p)
 {
     const fa_options *o = a->options;
@@ -612,7 +612,7 @@ static fa_status set_keys(const fa_arguments *a, fa_problem *p)
     return FA_OK;
 }
 
-/* fa_weights needs no values, and a dry run of it may leave them out. */
+/* fa_weights needs no values, and its dry run may leave them out. */
 static fa_status set_values(const fa_arguments *a, fa_problem *p)
 {
     const fa_tensor *v = a->v;
@@ -646,7 +646,7 @@ static fa_status set_out(const fa_arguments *a, fa_problem *p)
     return FA_OK;
 }
 
-/* Batch item b's slopes lie b strides from the first one's. */
+/* The slopes of batch item b lie b strides after those of the first item. */
 static fa_status check_alibi_stride(const fa_options *o, const fa_problem *p)
 {
     int64_t last = 0;
@@ -688,7 +688,7 @@ static bool has_8_bits(const fa_tensor *t)
     return t->dtype == FA_FLOAT8_E4M3 || t->dtype == FA_INT8;
 }
 
-/* Scales only mean something for elements of 8 bits. */
+/* Scales are only for 8-bit elements. */
 static fa_status check_descale(char letter, const float *descale, const fa_tensor *t)
 {
     FA_REQUIRE(
@@ -805,7 +805,7 @@ static fa_status check_cu_seqlens(const side *s)
     return FA_OK;
 }
 
-/* Sequence b's length, at most the room that the tensor has for it. */
+/* The length of sequence b, at most what the tensor has room for. */
 static fa_status read_length(const side *s, int64_t b, int64_t *length)
 {
     int64_t room = s->cu_seqlens ? (int64_t)s->cu_seqlens[b + 1] - s->cu_seqlens[b] : s->rows;
@@ -820,7 +820,7 @@ static fa_status read_length(const side *s, int64_t b, int64_t *length)
     return FA_OK;
 }
 
-/* Reads the lengths if they are in host memory and the call is going to use them. */
+/* Reads the lengths if they are in host memory and the call will use them. */
 static fa_status read_lengths(const side *s, bool follow, lengths *result)
 {
     *result = (lengths){s->cu_seqlens || s->seqlens, false, s->rows};
@@ -836,7 +836,7 @@ static fa_status read_lengths(const side *s, bool follow, lengths *result)
     return FA_OK;
 }
 
-/* The table entries that the sequences' lengths reach. */
+/* Checks the table entries that the sequences use. */
 static fa_status check_pages(const fa_problem *p)
 {
     for (int64_t b = 0; b < p->batch; b++) {
@@ -853,7 +853,7 @@ static fa_status check_pages(const fa_problem *p)
     return FA_OK;
 }
 
-/* What is wrong, in the words of the checks above. */
+/* Writes the error with the messages of the checks above. */
 static void word_report(const fa_check_report *r, char *text, size_t size)
 {
     const char letter = r->side ? 'k' : 'q';
@@ -921,7 +921,7 @@ static fa_status check_lengths(const fa_arguments *a, const fa_problem *p, lengt
 
 /* ---- Bias, mask, and other tensors over (batch, head, query, key) ---------------------------- */
 
-/* The extents and lengths that a tensor of scores is compared with. */
+/* The extents and lengths with which a tensor of scores is compared. */
 typedef struct score_axes {
     int64_t batch, heads;
     lengths queries, keys;
@@ -936,7 +936,7 @@ static fa_status check_axis_or_1(const char *name, const fa_tensor *t, int axis,
     return FA_OK;
 }
 
-/* Where the lengths vary, any extent will do that covers the longest sequence. */
+/* If the lengths vary, any extent is accepted that covers the longest sequence. */
 static fa_status check_length_axis(const char *name, const fa_tensor *t, int axis, const lengths *l,
                                    const char *meaning)
 {
@@ -986,7 +986,7 @@ static fa_status set_dout(const fa_arguments *a, fa_problem *p)
     return check_alignment("gradients.dlse", p->dlse, sizeof(float));
 }
 
-/* The gradient of q, k or v, if it is asked for. */
+/* The gradient of q, k or v, if it is wanted. */
 static fa_status set_gradient(const char *name, const fa_tensor *gradient, const char *of,
                               const fa_tensor *t, fa_view *view)
 {
@@ -1084,7 +1084,7 @@ static fa_status set_weights(const fa_arguments *a, const score_axes *axes, fa_p
 
 /* ---- The whole problem ----------------------------------------------------------------------- */
 
-/* If an output overlapped one of these, the call would change its own addresses while it runs. */
+/* If an output overlapped one of these arrays, the call would change the addresses that it uses. */
 static void add_index_arrays(const fa_options *o, const fa_problem *p, regions *r)
 {
     const int64_t entry = (int64_t)sizeof(int32_t);
@@ -1501,7 +1501,7 @@ static fa_status check_append_place(const fa_append_problem *p, int64_t b, int64
     return FA_OK;
 }
 
-/* What lies in host memory. */
+/* Checks of the arrays in host memory. */
 static fa_status check_append_arrays(const fa_append_problem *p)
 {
     const fa_append_arrays *a = &p->arrays;
@@ -1577,7 +1577,7 @@ fa_status fa_append_problem_make(const fa_append_call *c, fa_append_problem *p)
 
 /* ---- Combine --------------------------------------------------------------------------------- */
 
-/* The options that merging has no use for. */
+/* Options that merging does not use. */
 static const struct unused_option {
     const char *name;
     size_t field, size;
@@ -1617,7 +1617,7 @@ static fa_status check_combine_options(const fa_options *o, fa_device device)
     return check_stream(o, device);
 }
 
-/* What every part must stay clear of, and the size of each log-sum-exp. */
+/* The outputs, which no part may overlap, and the size of each log-sum-exp. */
 static void add_combine_outputs(const fa_combine_problem *c, const fa_tensor *out, regions *r,
                                 int64_t *lse_bytes)
 {
@@ -1666,7 +1666,7 @@ static fa_status check_part_as(const char *name, const char *lse_name, const fa_
     return check_apart(&r);
 }
 
-/* The names are only put together for a part that is wrong. */
+/* Names are made only for a part that is wrong. */
 static fa_status check_part(const fa_combine_problem *c, const fa_tensor *out, int64_t i)
 {
     char name[48], lse_name[48];

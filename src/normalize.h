@@ -19,7 +19,7 @@ fa_status fa_append_problem_make(const fa_append_call *call, fa_append_problem *
 
 struct fa_check_report; /* kernels/check/check.h */
 
-/* Words what FA_CHECK has found on a device as the same fault is worded on the CPU. where: ends the sentence. */
+/* Sets the CPU's error message for a fault that FA_CHECK has found on a device. where: ends the sentence. */
 fa_status fa_problem_report(const struct fa_check_report *report, const char *where);
 
 #endif

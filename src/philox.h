@@ -1,8 +1,8 @@
 /*
  * Dropout bits: Philox-4x32-7 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as
- * 1, 2, 3", SC 2011), counter-based, so that the bits of any element can be computed alone. The header
- * flashattn.h states how counters are laid out; the layout lets a thread that holds a tensor-core
- * accumulator (pairs of columns 8 apart) use all 128 bits of a block.
+ * 1, 2, 3", SC 2011). It is counter-based, so the bits of any element can be computed independently.
+ * flashattn.h defines the layout of counters. With this layout a thread that holds a tensor-core
+ * accumulator (pairs of columns 8 apart) uses all 128 bits of a block.
  */
 #ifndef FA_PHILOX_H
 #define FA_PHILOX_H
@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Kernels make their own of it before they include this. */
+/* Kernels define this themselves before they include this header. */
 #ifndef FA_SHARED_FUNCTION
 #define FA_SHARED_FUNCTION static inline
 #endif

@@ -82,7 +82,7 @@ typedef struct fa_problem {
     fa_view weights;
 } fa_problem;
 
-/* Where the rows of one batch item are in the tensors. */
+/* Where the rows of one batch item lie in the tensors. */
 typedef struct fa_sequence {
     int64_t block_q, start_q, n_q; /* axis-0 index, first row of axis 1, number of queries */
     int64_t block_k, start_k, n_k; /* the same for keys; paged: block_k and start_k are unused */

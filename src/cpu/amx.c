@@ -1,6 +1,6 @@
 /*
- * Asking the processor and Linux for AMX. Answers are kept, for the questions are slow: CPUID leaves
- * a virtual machine, and each call of the library has them.
+ * Asks the processor and Linux for AMX. The answers are kept, because every call of the library needs
+ * them and asking is slow: CPUID leaves a virtual machine.
  */
 #include "amx.h"
 

@@ -1,5 +1,5 @@
 /*
- * fa_append on the CPU: a row of one head at a time, which is bound by memory whatever the instruction set.
+ * fa_append on the CPU, one row of one head at a time. It is limited by memory with every instruction set.
  */
 #include <math.h>
 
@@ -68,7 +68,7 @@ static float find_scale(const float *row, int64_t n, fa_dtype dtype)
     return largest / (dtype == FA_INT8 ? 127.0f : 448.0f);
 }
 
-/* The scale of the cache's row, found anew and written if the call asks for it. */
+/* The scale of the cache's row; computed and written if the call asks for it. */
 static float row_scale(const fa_append_problem *p, const fa_kind *kind, const float *row,
                        int64_t block, int64_t at, int64_t head)
 {

@@ -21,7 +21,7 @@ static fa_status get_engine(const fa_cpu_engine **engine)
 
 static const char *const pass_names[] = {"forward", "backward", "decode", "weights"};
 
-/* Words an engine's status; the only failure that a checked problem can meet is lack of memory. */
+/* Sets the error message for an engine's status. A checked problem can only fail for lack of memory. */
 static fa_status engine_status(fa_status status, const char *what)
 {
     if (status == FA_OK) return FA_OK;

@@ -4,11 +4,11 @@
  *     P = exp(S - lse),  dV = P^T dO,  dP = dO V^T,  dS = P * (dP - delta),  dQ = dS K,  dK = dS^T Q
  * with delta = rowsum(dO * O) - dlse.
  *
- * A task is one tile of keys of one key/value head. It owns its dK and dV, and walks over the queries of
- * all heads that share it. dQ is summed over tiles in shared memory: each block of queries gets its
- * contributions in the order of the tiles. A task waits until the tile before it has added its
- * part. So the order of the sum, and with it every bit, is always the same. Tasks start in order,
- * so the task that another one waits for is running.
+ * A task is one tile of keys of one key/value head. It owns its dK and dV, and loops over the queries of
+ * all heads that share it. dQ is summed over tiles in memory that all tasks share: each block of queries
+ * gets its contributions in the order of the tiles. A task waits until the previous tile has added its
+ * part, so the order of the sum, and therefore every bit, is always the same. Tasks start in order, so
+ * a task only waits for tasks that are running.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -152,8 +152,8 @@ static fa_range block_range(const fa_problem *p, const fa_sequence *s, int64_t i
     return (fa_range){fa_visible(p, s, i0).lo, fa_visible(p, s, i0 + rows - 1).hi};
 }
 
-/* Fills the rows behind the first `count` with zeros, up to whole vectors of keys; returns whether
- * the rows are finite. */
+/* Fills the rows after the first `count` with zeros, up to whole vectors of keys; returns whether the
+ * rows are finite. */
 static bool zero_tail(float *dst, int64_t pitch, int64_t count)
 {
     for (int64_t r = count; r < fa_round_up(count, FA_NR); r++)
@@ -218,7 +218,7 @@ static fa_gemm product(int64_t depth, const float *a, int64_t lda, const float *
                      NULL};
 }
 
-/* "Add to what is there", for one strip of rows. */
+/* Scales of 1, to add to one strip of rows of C. */
 static const float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 _Static_assert(sizeof ones / sizeof *ones >= FA_MR, "one for each row of a register tile");
 _Static_assert(FA_Q_BLOCK % FA_MR == 0, "register tiles must not run into the next block of dQ");
@@ -250,9 +250,9 @@ static void gradient_row(float *x, float *dp, int64_t first, int64_t last, int64
     for (int64_t c = end; c < last; c += VL) v_store(x + c, zero), v_store(dp + c, zero);
 }
 
-/* A block of queries against the tile of keys at j0: weights (dropped out) in t->s and dS in t->dp, for
- * columns [0, columns), zeros where nothing is seen. softcap: dS is that of the scores, else that of the
- * logits behind the softcap. */
+/* A block of queries against the tile of keys at j0: weights (after dropout) in t->s and dS in t->dp, for
+ * columns [0, columns), zeros for hidden keys. softcap: dS is the gradient of the scores, else that of
+ * the logits after the softcap. */
 static void weigh_block(const fa_backward_job *job, fa_backward_tiles *t, const fa_sequence *s,
                         int64_t b, int64_t head, int64_t i0, int64_t rows, int64_t j0,
                         int64_t columns, bool softcap)
@@ -302,7 +302,7 @@ static void weigh_block(const fa_backward_job *job, fa_backward_tiles *t, const 
     }
 }
 
-/* dV += P^T dO and dK += dS^T Q, for strips of keys; queries that see nothing of a strip are left out. */
+/* dV += P^T dO and dK += dS^T Q, for strips of keys; queries that see no key of a strip are skipped. */
 static void add_key_gradients(const fa_problem *p, const fa_backward_plan *plan,
                               fa_backward_tiles *t, const fa_sequence *s, int64_t i0, int64_t rows,
                               int64_t j0, int64_t columns)
@@ -331,7 +331,7 @@ static void add_key_gradients(const fa_problem *p, const fa_backward_plan *plan,
     }
 }
 
-/* dQ += dS K, when all earlier tiles have added theirs. */
+/* dQ += dS K, after all earlier tiles have added their parts. */
 static void add_query_gradient(const fa_backward_job *job, fa_backward_tiles *t,
                                const fa_sequence *s, atomic_llong *next, float *dq, int64_t i0,
                                int64_t rows, int64_t j0, int64_t columns, int64_t turn)
@@ -730,8 +730,7 @@ static int64_t max_items(const fa_backward_job *job)
     return fa_max(fa_max(blocks, tiles), rows);
 }
 
-/* Allocates everything that a call needs, and reserves its threads. What cannot be allocated stays
- * NULL. */
+/* Allocates everything that a call needs, and reserves its threads. Failed allocations stay NULL. */
 static bool allocate(fa_backward_job *job, int *threads)
 {
     const fa_problem *p = job->p;

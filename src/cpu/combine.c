@@ -17,8 +17,8 @@ static float largest_lse(const fa_combine_problem *p, int64_t b, int64_t h, int6
     return top;
 }
 
-/* Weights are relative to the largest log-sum-exp. The joint one is rounded, and where it is large
- * the error would be visible. */
+/* Weights are relative to the largest log-sum-exp, not to the joint one: that one is rounded, and if it
+ * is large the error would be visible. */
 static void combine_row(const fa_combine_problem *p, float *row, float *sum, int64_t b, int64_t h,
                         int64_t i)
 {

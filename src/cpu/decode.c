@@ -1,9 +1,9 @@
 /*
- * Decode on the CPU: few queries against many keys, bound by memory (Flash-Decoding, Dao et al. 2023).
+ * Decode on the CPU: few queries against many keys, limited by memory (Flash-Decoding, Dao et al. 2023).
  *
- * The keys of each (sequence, key/value head) are cut into splits of a fixed length; a task walks over
- * one split for all the query rows that share it, reading keys and values where they lie, once. The
- * splits' partial results are merged in order. Fixed splits: no bit depends on threads or batch.
+ * The keys of each (sequence, key/value head) are cut into splits of a fixed length. A task loops over
+ * one split for all the query rows that share it, and reads keys and values once, in place. The partial
+ * results of splits are merged in order. Because splits are fixed, no bit depends on threads or batch.
  */
 #include <stdio.h>
 
@@ -24,7 +24,7 @@ enum {
     S_PITCH = FA_DECODE_TILE + VL /* floats between rows of scores; whole vectors may run over */
 };
 
-/* Keeps a loop over rows as it is: unrolled, every load would step too far for the prefetchers. */
+/* Prevents unrolling of a loop over rows: unrolled, loads would be too far apart for the prefetchers. */
 #define FA_ROLLED _Pragma("GCC unroll 1")
 
 /* Rows of partial results: unnormalized output, running maximum and sum. */
@@ -83,7 +83,7 @@ static fa_decode_tiles carve(const fa_decode_plan *plan, char *scratch, size_t *
     return t;
 }
 
-/* Rows are read where they lie if they are whole pairs of vectors of a type that loads convert. */
+/* Rows are read in place if they are whole pairs of vectors of a type that loads can convert. */
 static fa_source make_source(const fa_view *view, const fa_view *scale, int64_t width)
 {
     const int64_t size = (int64_t)fa_dtype_size(view->dtype);
@@ -409,7 +409,7 @@ static void mend_update(const fa_decode_plan *plan, const fa_decode_tiles *t, co
             add_values_skip_zeros(plan, t, v, count, n, share);
 }
 
-/* Puts the columns of a partial result back into their order. */
+/* Restores the order of a partial result's columns. */
 static void order_columns(const fa_decode_plan *plan, const fa_decode_tiles *t, int64_t rows,
                           const fa_partial *partial)
 {
@@ -489,7 +489,7 @@ static void score_turn(const fa_decode_plan *plan, const fa_decode_tiles *t, con
         for (int64_t n = 0; n < heads; n++) score_keys(plan, t, k, i, n, share, t->next + i);
 }
 
-/* Adds the values [j, j + FA_TURN) of a tile likewise. */
+/* Adds the values [j, j + FA_TURN) of a tile in the same order. */
 static void value_turn(const fa_decode_plan *plan, const fa_decode_tiles *t, const fa_rows *v,
                        int64_t j, int64_t count, int64_t heads, int64_t share)
 {
@@ -498,9 +498,9 @@ static void value_turn(const fa_decode_plan *plan, const fa_decode_tiles *t, con
 }
 
 /* One split of the keys for all rows of some heads of a sequence. The scores of a tile are computed
- * while the values of the tile before are added: FA_TURN keys, then FA_TURN values, and so on, so
- * that both streams of memory run without a pause. The softmax comes after the first FA_TURN keys:
- * it does not wait for the scores just computed, and loads run meanwhile. */
+ * while the values of the previous tile are added: FA_TURN keys, then FA_TURN values, and so on, so
+ * that both streams of memory never pause. The softmax comes after the first FA_TURN keys, so it does
+ * not wait for the scores just computed, and loads continue in the meantime. */
 static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_decode_tiles *t,
                         int64_t b, const fa_sequence *s, fa_range heads, fa_range keys,
                         const fa_partial *partial)
@@ -576,8 +576,7 @@ static int64_t partial_count(const fa_problem *p, const fa_sequence *s)
     return split_count(p, s) * s->n_q * (p->heads_q / p->heads_kv);
 }
 
-/* All that the two phases share. The partial rows of (sequence, split, head) follow one another in that
- * order. */
+/* The data that both phases share. The partial rows of (sequence, split, head) are in this order. */
 typedef struct fa_decode_job {
     const fa_problem *p;
     fa_decode_plan plan;
@@ -665,8 +664,8 @@ static int64_t max_rows_per_head(const fa_decode_job *job)
     return max;
 }
 
-/* Heads that are side by side in memory go into one task, which then reads in the order of memory;
- * but not so many that threads have no tasks. No bit depends on it. */
+/* Heads that are neighbours in memory go into one task, which then reads in the order of memory. There
+ * must still be enough tasks for all threads. No bit of a result depends on this. */
 static void choose_heads(fa_decode_job *job, int threads)
 {
     if (!interleaved(job->p, &job->plan.k) || !interleaved(job->p, &job->plan.v)) return;

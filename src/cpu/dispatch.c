@@ -1,6 +1,6 @@
 /*
- * Chooses the CPU engine: the widest instruction set that this build has and this processor runs, or
- * the one that FA_CPU_ISA names.
+ * Chooses the CPU engine: the widest instruction set that this build has and this processor supports,
+ * or the one that FA_CPU_ISA names.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,7 +101,7 @@ void fa_cpu_engine_names(char *text, size_t size)
     }
 }
 
-/* Waking a thread takes some 5 us. A running thread does about this many operations in that time. */
+/* Waking a thread takes some 5 us. In that time a running thread does about this many operations. */
 #define OPERATIONS_PER_THREAD 250e3
 
 /* How many threads a parallel region would get here: one inside of another region, unless regions

@@ -1,6 +1,6 @@
 /*
- * What the engine offers, as it is built for one instruction set: forward.c, backward.c and so on are
- * compiled once for each.
+ * The functions of an engine for one instruction set: forward.c, backward.c and so on are compiled once
+ * for each instruction set.
  */
 #ifndef FA_CPU_ENGINE_H
 #define FA_CPU_ENGINE_H

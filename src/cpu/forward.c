@@ -1,13 +1,13 @@
 /*
  * Forward on the CPU: FlashAttention-2, algorithm 1 (arXiv:2307.08691, section 3.1).
  *
- * A task is one tile of queries of one head. It walks over the keys in tiles; a tile of keys and
- * values is packed once (values that lie as the products want them are read in place) and serves all
- * queries of the task. Strips of a few queries go through score -> softmax -> value product with their
- * scores in the first-level cache.
+ * A task is one tile of queries of one head. It loops over tiles of keys. A tile of keys and values is
+ * packed once for all queries of the task; values that already have the layout of the products are read
+ * in place. Strips of a few queries go through score -> softmax -> value product with their scores in
+ * the first-level cache.
  *
- * Tile sizes depend on the sequence's own shape only, not on threads or batch; so neither do the
- * bits of a result.
+ * Tile sizes depend only on the shape of the sequence, not on threads or batch, so the bits of a result
+ * do not depend on these either.
  */
 #include <stdio.h>
 
@@ -99,8 +99,8 @@ enum {
     FA_WIDE_Q_TILE = 96 /* of large head dims */
 };
 
-/* Large enough that packing a tile of keys costs little beside the products, small enough for many
- * threads. AMX's products take so little time that packing counts for more. */
+/* Large enough that packing a tile of keys is cheap compared with the products, and small enough for
+ * many threads. With AMX, products are so fast that packing takes a larger share. */
 static int64_t max_q_tile(const fa_problem *p, int64_t queries)
 {
     if (p->d + p->d_v > 512) return FA_WIDE_Q_TILE;
@@ -263,8 +263,8 @@ static bool values_are_vectors(const fa_problem *p, const fa_forward_plan *plan)
     return !plan->bfloat && p->v.dtype == FA_FLOAT32 && p->d_v % VL == 0 && !p->v_scale.data;
 }
 
-/* Rows of V from keys.lo on where the products can read them in place; NULL if they cannot. Rows
- * far apart are better packed: they would cost address translations and share cache sets. */
+/* Rows of V from keys.lo on if the products can read them in place, else NULL. Rows that are far apart
+ * are packed: in place they would cost address translations and share cache sets. */
 static const float *values_in_place(const fa_problem *p, const fa_forward_plan *plan,
                                     const fa_sequence *s, int64_t b, int64_t head, fa_range keys)
 {
@@ -326,7 +326,7 @@ static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_for
 {
     const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
     const int64_t last = fa_round_up(keys.hi - j0, plan->bfloat ? FA_BFLOAT_KEYS : 1);
-    /* The products read rows before keys.lo, too: zeros, which only a packed tile has. */
+    /* The products also read rows before keys.lo. They must be zeros, which only a packed tile has. */
     const float *rows = j0 + first == keys.lo ? values_in_place(p, plan, s, b, head, keys) : NULL;
     if (!rows) {
         t->values = t->v;
@@ -492,7 +492,7 @@ typedef struct fa_forward_job {
     char *scratch;
 } fa_forward_job;
 
-/* The thread's tiles belong to a task only while it runs: the thread may be the caller's own. */
+/* The thread has AMX tiles only while it runs a task, because it may be the caller's own thread. */
 static void begin_products(const fa_forward_plan *plan)
 {
 #ifdef FA_ISA_AMX

@@ -69,8 +69,8 @@ FA_INLINE void fa_gemm_tile(const int mr, const int nv, const bool bfloat, const
     const int64_t a_row = by_rows ? g->a_row : 1;
     const int64_t a_col = by_rows ? 1 : g->a_col;
     const int64_t ldb = g->ldb;
-    /* Half of A's rows have a pointer of their own: the offsets of 12 rows from one pointer take more
-     * registers than there are. The empty asm keeps gcc from deriving it from `a` again. */
+    /* Half of A's rows have their own pointer: the offsets of 12 rows from one pointer would need too
+     * many registers. The empty asm prevents gcc from computing it from `a` again. */
     const int half = mr > 5 ? mr / 2 : mr;
     const uint32_t *upper = a + half * a_row;
     __asm__("" : "+r"(upper));
@@ -164,8 +164,8 @@ static inline void fa_gemm_run(const fa_tiles *tiles, const fa_gemm *g, int64_t 
     }
 }
 
-/* The product that leaves out zeros of A: where B may hold NaN or infinity in rows that A's row must
- * not see, 0 * NaN must not get in. Slow, and rare. */
+/* The product that skips zeros of A. It is used if B may hold NaN or infinity in rows that a row of A
+ * must not see, because 0 * NaN is NaN. It is slow, and rarely needed. */
 static inline void fa_gemm_skip_zeros(const fa_gemm *g, bool bfloat, bool by_rows, int64_t rows,
                                       int64_t columns)
 {

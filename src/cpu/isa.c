@@ -1,5 +1,5 @@
 /*
- * One instruction set's engine, for dispatch.c to choose from, and which of its kernels serves a
+ * The engine of one instruction set, from which dispatch.c chooses, and the choice of its kernels for a
  * problem.
  */
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "vmath.h"
 #include "work.h"
 
-/* Each of the two kernels takes the sequences that suit it. */
+/* Each of the two kernels computes the sequences for which it is made. */
 static fa_status attend(const fa_problem *p)
 {
     fa_clear_unused_output(p);

@@ -1,6 +1,6 @@
 /*
- * What happens to a row of scores between the two products: scale, softcap, ALiBi, bias, masks, in the
- * order that flashattn.h states. Forward, backward, decode and weights all come here.
+ * Turns a row of scores into logits, between the two products: scale, softcap, ALiBi, bias, masks, in
+ * the order of flashattn.h. Forward, backward, decode and weights all use this code.
  */
 #ifndef FA_CPU_LOGITS_H
 #define FA_CPU_LOGITS_H
@@ -10,23 +10,22 @@
 #include "rows.h"
 #include "vmath.h"
 
-/* Where a row of scores stands: batch item, query head, query, and the keys that it may see. */
+/* The place of a row of scores: batch item, query head, query, and the keys that it may see. */
 typedef struct fa_row {
     int64_t batch, head, query;
     fa_range visible;
     const fa_sequence *sequence;
 } fa_row;
 
-/* Scores that need nothing but a positive scale are used as they are, with the scale folded into the
- * exponential; all others become logits first (general). A scale so odd that 151/scale overflows
- * counts as general too. */
+/* Scores that only need a positive scale are not changed; the exponential includes the scale. All other
+ * scores become logits first (general), also for a scale so small that 151/scale overflows. */
 static inline bool fa_is_general(const fa_problem *p, float scale)
 {
     return p->softcap > 0 || p->alibi_slopes || p->bias.data || p->mask.data ||
            !(scale > 1e-20f && scale < 1e20f);
 }
 
-/* The scale of one batch item and head, with what fp8 inputs stand for. */
+/* The scale of one batch item and head, including the descales of float8 inputs. */
 static inline float fa_effective_scale(const fa_problem *p, int64_t b, int64_t head_kv)
 {
     float scale = p->scale;
@@ -96,8 +95,8 @@ static inline void fa_apply_softcap(float softcap, float *x, int64_t n, float *s
     }
 }
 
-/* Scores x[0..n) of keys j0.. become logits; all of them must be keys that exist. x (and slope, which
- * may be NULL) have room for whole vectors. */
+/* Scores x[0..n) of keys j0.. become logits; all these keys must exist. x and slope (may be NULL) have
+ * room for whole vectors. */
 static inline void fa_scores_to_logits(const fa_problem *p, const fa_row *row, float scale,
                                        float *x, int64_t j0, int64_t n, float *slope)
 {

@@ -12,8 +12,8 @@ FA_INLINE int64_t fa_round_up(int64_t n, int64_t step) { return (n + step - 1) /
 FA_INLINE int64_t fa_min(int64_t a, int64_t b) { return a < b ? a : b; }
 FA_INLINE int64_t fa_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* The distance between rows of a tile of n columns: whole vectors, and one more, so that rows are
- * not a power of two apart, which would put them into the same cache sets. */
+/* The distance between rows of a tile of n columns: whole vectors, and one more. Without it, rows could
+ * be a power of two apart and share cache sets. */
 FA_INLINE int64_t fa_pitch(int64_t n) { return fa_round_up(n, VL) + VL; }
 
 FA_INLINE float fa_element(const char *data, fa_dtype dtype, int64_t index)

@@ -1,5 +1,5 @@
 /*
- * A vector of VL floats and the few operations the engine is written in. One header per instruction
+ * A vector of VL floats and the few operations that the engine uses. One header for each instruction
  * set defines the same names:
  *   v_zero v_set1 v_load v_store v_load_n v_store_n      the _n forms touch only the first n lanes
  *   v_add v_sub v_mul v_div v_fma(a, b, c) = a*b + c  v_abs

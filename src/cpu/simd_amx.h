@@ -7,8 +7,8 @@
  *                      row k, word n of b (two bfloat16 a word)
  * t, c, a and b are literals.
  *
- * With FA_AMX_EMULATED the tiles are memory, and C code does what Intel's manual says that the
- * instructions do: so processors without AMX test the engine.
+ * With FA_AMX_EMULATED the tiles are memory, and C code emulates the instructions as Intel's manual
+ * defines them, so that the engine can be tested on processors without AMX.
  */
 #ifndef FA_CPU_SIMD_AMX_H
 #define FA_CPU_SIMD_AMX_H
@@ -37,7 +37,7 @@ FA_INLINE void tile_configure(void)
 }
 FA_INLINE void tile_release(void) { _tile_release(); }
 #define tile_zero(t) _tile_zero(t)
-/* gcc's intrinsic does not say that it reads memory: the fence keeps stores in front of it. */
+/* gcc's intrinsic is not declared to read memory: the fence keeps earlier stores before it. */
 #define tile_load(t, p, stride)                                                                    \
     do {                                                                                           \
         atomic_signal_fence(memory_order_seq_cst);                                                 \
@@ -57,7 +57,7 @@ typedef struct fa_emulated_tiles {
 
 static _Thread_local fa_emulated_tiles fa_tiles_here;
 
-/* A tile instruction without a configuration ends the program on a processor, too. */
+/* A tile instruction without a configuration ends the program, as on a real processor. */
 FA_INLINE uint32_t (*fa_tile(int t))[FA_AMX_TILE]
 {
     if (!fa_tiles_here.configured) abort();

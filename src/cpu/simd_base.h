@@ -1,5 +1,5 @@
 /*
- * What every kind of vector uses. See simd.h.
+ * Definitions for all vector types. See simd.h.
  */
 #ifndef FA_CPU_SIMD_BASE_H
 #define FA_CPU_SIMD_BASE_H
@@ -11,7 +11,7 @@
 
 #include "../convert.h"
 
-/* An instruction set has all of those that it stands on. */
+/* An instruction set includes those on which it is based. */
 #if defined(FA_ISA_AMX) && !defined(FA_ISA_AVX512_BF16)
 #define FA_ISA_AVX512_BF16 1
 #endif

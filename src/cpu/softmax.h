@@ -20,8 +20,8 @@ typedef struct fa_span {
     int64_t first, last, from, to;
 } fa_span;
 
-/* Numbers [lo, hi) of a vector become -infinity. One store of a whole vector: a vector load of what
- * smaller stores have written would have to wait for them. */
+/* Numbers [lo, hi) of a vector become -infinity, by one store of a whole vector: after smaller stores,
+ * the next vector load would have to wait. */
 FA_INLINE void fa_hide(float *x, int64_t lo, int64_t hi)
 {
     const vf lane = v_iota(), old = v_load(x);
@@ -139,7 +139,7 @@ static inline float fa_softmax_finish(float maximum, float sum, float unit, floa
     return weight / sum;
 }
 
-/* Writes factor * row; a factor of 0 writes zeros whatever the row holds. */
+/* Writes factor * row; with a factor of 0 it writes zeros, even if the row holds NaN. */
 static inline void fa_write_row(const fa_view *view, char *dst, const float *row, float factor,
                                 float descale, int64_t n)
 {

@@ -1,11 +1,11 @@
 /*
  * Teams of workers, see team.h.
  *
- * A worker watches a word, the team's order: a number that grows with every run, and how many of the
- * workers take part in it. It spins for a while, since the next run often follows at once, and then
- * sleeps. A worker that finds an order wakes the two workers behind it in a tree, so that waking
- * many takes few steps. Nothing here fails: where workers cannot be started, fewer threads do the
- * work.
+ * A worker watches a word, the team's order. The word holds a number that grows with every run, and the
+ * number of workers that take part in the run. A worker spins for a while, because the next run often
+ * follows at once, and then sleeps. A worker that finds an order wakes its two children in a tree, so
+ * that waking many workers takes few steps. Nothing here fails: if workers cannot be started, fewer
+ * threads do the work.
  */
 #include "team.h"
 
@@ -97,9 +97,9 @@ static bool spin_for_order(team *t, unsigned long long seen)
     return false;
 }
 
-/* A thread that goes to sleep first notes that it does, then looks for an order once more. A thread
- * that gives an order, or passes it on, first does that, then looks who sleeps. So one of them sees
- * the other. */
+/* A thread that goes to sleep first marks itself as sleeping, then looks for an order once more. A
+ * thread that gives or passes on an order does so first, then looks for sleeping threads. So at least
+ * one of them sees the other. */
 static unsigned long long wait_for_order(worker *w, unsigned long long seen, bool spins)
 {
     team *t = w->mine;
@@ -159,7 +159,8 @@ static void take_chunks(team *t, int thread)
     }
 }
 
-/* Threads that OpenMP would bind to places are bound to them: their creator is bound to its own. */
+/* Binds threads to the places to which OpenMP would bind them; otherwise they would inherit the place of
+ * their creator. */
 static void go_to_place(int place)
 {
 #if defined(_OPENMP) && _OPENMP >= 201511 && defined(__linux__)
@@ -225,7 +226,7 @@ static bool has_key;
 static atomic_uint forks;
 static bool passive; /* waiting threads sleep at once */
 
-/* In the child of a fork the workers of the one thread that goes on are gone. */
+/* In the child of a fork only the forking thread continues, and its workers no longer exist. */
 static void count_fork(void) { atomic_fetch_add(&forks, 1); }
 
 static void free_team(team *t)
@@ -234,7 +235,7 @@ static void free_team(team *t)
     free(t);
 }
 
-/* When the thread that owns it ends. */
+/* Called when the thread that owns the team ends. */
 static void end_team(void *pointer)
 {
     team *t = pointer;

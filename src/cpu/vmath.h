@@ -1,5 +1,5 @@
 /*
- * Vector exponential and hyperbolic tangent. The polynomials are our own minimax fits (Remez, in
+ * Vector exponential and hyperbolic tangent. The polynomials are minimax fits of this project (Remez, in
  * extended precision); tests/c/test_exp.c measures the error.
  */
 #ifndef FA_CPU_VMATH_H

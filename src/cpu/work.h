@@ -46,7 +46,7 @@ static inline void *fa_take(char **scratch, int64_t count, size_t size)
 }
 
 /* Sequences with few query rows per key/value head are decoded: all their rows share one loop over the
- * keys. More rows are faster by tiles. */
+ * keys. With more rows, tiles are faster. */
 enum { FA_DECODE_ROWS = 32 };
 
 static inline bool fa_is_decode(const fa_problem *p, const fa_sequence *s)
@@ -134,7 +134,7 @@ static inline void fa_zero_rows(void *context, int64_t block, int64_t from, int6
     }
 }
 
-/* Sets what fa_forward and fa_decode promise for rows of out and lse that belong to no sequence. */
+/* Sets rows of out and lse that belong to no sequence to the values that flashattn.h defines. */
 static inline void fa_clear_unused_output(const fa_problem *p)
 {
     fa_unused u = {&p->out, p->heads_q, p->d_v, p->lse, p->rows_q};
