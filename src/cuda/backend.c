@@ -1,7 +1,7 @@
 /*
- * CUDA's row of the table in backend.h. It plans a problem, checks where the arrays lie, and queues
- * the plan's kernels on the caller's stream. What the rest of src/cuda reports as a fault or as a
- * reason becomes a sentence here.
+ * The CUDA backend of backend.h. It plans a problem, checks where the arrays lie, and queues the plan's
+ * kernels on the caller's stream. It makes error messages of the faults and reasons that the rest of
+ * src/cuda reports.
  */
 #include "backend.h"
 
@@ -21,10 +21,10 @@
 
 /* ---- Faults and devices ---------------------------------------------------------------------- */
 
-/* The driver's codes that mean more to a caller than a failure. */
+/* Codes of the driver that have their own status. */
 enum { FA_CUDA_OUT_OF_MEMORY = 2, FA_CUDA_NO_BINARY_FOR_GPU = 209 };
 
-/* Words what the driver says, "cuLaunchKernelEx failed: CUDA_ERROR_... (text)". */
+/* Sets the error message for a fault: "cuLaunchKernelEx failed: CUDA_ERROR_... (text)". */
 static fa_status cuda_failed(const fa_cuda_fault *fault, int ordinal)
 {
     char where[40] = "";
@@ -47,7 +47,7 @@ static fa_status open_cuda(void)
     return FA_OK;
 }
 
-/* The current context's device. A dry run needs no context: without one it is about device 0. */
+/* The current context's device. A dry run needs no context: without one it uses device 0. */
 static fa_status find_device(bool dry_run, fa_cuda_device *device, bool *current)
 {
     fa_cuda_fault fault;
@@ -61,7 +61,7 @@ static fa_status find_device(bool dry_run, fa_cuda_device *device, bool *current
     if (ordinal < 0) ordinal = 0;
     return fa_cuda_get_device(ordinal, device, &fault) ? FA_OK : cuda_failed(&fault, ordinal);
 }
-/* Where arrays of a call on this device must lie. */
+/* The location of arrays of a call on this device. */
 static fa_location location_of(const fa_cuda_device *device)
 {
     return (fa_location){&fa_cuda_backend, device->ordinal};
@@ -71,7 +71,7 @@ static fa_location location_of(const fa_cuda_device *device)
 
 enum { WORKSPACE_ALIGNMENT = 256 };
 
-/* why: what the bytes are for; it ends the sentence. */
+/* why: the purpose of the bytes; it ends the sentence. */
 static fa_status check_workspace(const void *workspace, size_t size, size_t bytes, const char *why,
                                  const fa_cuda_device *device)
 {
@@ -101,7 +101,7 @@ static fa_status get_allowed_family(fa_pass pass, const fa_cuda_family **asked)
     return fa_fail(FA_ERROR_DEVICE, "%s", why);
 }
 
-/* in_words: the plan is to be described, with the families that it passes over. */
+/* in_words: the plan will be described, with the families that were not chosen. */
 static fa_status make_plan(const fa_problem *p, const fa_cuda_device *device, bool in_words,
                            fa_cuda_plan *plan)
 {
@@ -137,7 +137,7 @@ static fa_status find_kernel(int variant, const fa_cuda_device *device, void **k
                    fa_cuda_architectures);
 }
 
-/* All kernels are found before the first is queued. */
+/* All kernels are loaded before the first is queued. */
 static fa_status find_kernels(const fa_cuda_plan *plan, const fa_cuda_device *device,
                               void *kernels[FA_CUDA_LAUNCHES])
 {
@@ -159,7 +159,7 @@ static fa_status word_check(const fa_check_report *found, bool earlier,
     return fa_problem_report(found, where);
 }
 
-/* FA_CHECK: what graphs have reported, then this call's own arrays. p NULL: it has none. */
+/* FA_CHECK: first the reports of graphs, then this call's own arrays. p NULL: it has none. */
 static fa_status check_on_device(const fa_arguments *a, const fa_problem *p,
                                  const fa_cuda_device *device)
 {
@@ -243,7 +243,7 @@ static fa_status append(const fa_append_call *c, const fa_append_problem *p)
 
 /* ---- Dry runs -------------------------------------------------------------------------------- */
 
-/* Whether there is a kernel. Without a context only its image can be looked for. */
+/* Whether the kernel exists. Without a context only its image can be checked. */
 static fa_status check_kernel(int variant, const fa_cuda_device *device, bool current)
 {
     fa_cuda_image *image = NULL;

@@ -97,7 +97,7 @@ bool fa_cuda_checks_take(fa_cuda_checks *c, fa_check_report *found)
     return taken;
 }
 
-/* A slot for a call that waits; -1: none is free. */
+/* Takes a slot for a call that waits; -1: none is free. */
 static int try_slot(fa_cuda_checks *c)
 {
     int slot = -1;

@@ -19,7 +19,7 @@ typedef struct shared_counter {
 
 static const fa_cuda_counter none = {-1, NULL};
 
-/* Held while the driver is asked about events. */
+/* Held during calls of the driver about events. */
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     unsigned long long owners[FA_CUDA_OWN_COUNTERS]; /* the ids of streams that have a number */
@@ -28,8 +28,8 @@ static struct {
     shared_counter shared[FA_CUDA_SHARED_COUNTERS];
 } streams;
 
-/* The driver returns numbers in a thread of its own, so no function of the driver is called while this
- * is held. */
+/* The driver returns numbers in its own thread, so no function of the driver is called while this is
+ * held. */
 static pthread_mutex_t captured_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     int32_t count; /* numbers behind those of streams; 0: not known yet */
@@ -87,7 +87,7 @@ static shared_counter *find_shared(unsigned long long context, unsigned long lon
     return oldest;
 }
 
-/* An event is made in the current context and can be recorded in that context's streams alone. */
+/* An event is made in the current context and can only be recorded in streams of that context. */
 static fa_cuda_counter take_shared(void *stream, unsigned long long id)
 {
     unsigned long long context, current;
@@ -129,7 +129,7 @@ void fa_cuda_counter_release(fa_cuda_counter counter, void *stream)
 
 /* ---- Captured calls -------------------------------------------------------------------------- */
 
-/* With captured_lock held: a new number, or else the one that was returned first. -1: all are in use. */
+/* With captured_lock held: a new number, or else the number that was returned first. -1: all are in use. */
 static int32_t next_number(void)
 {
     if (captured.given < captured.count) return captured.given++;
@@ -140,7 +140,7 @@ static int32_t next_number(void)
     return number;
 }
 
-/* Called when the graph is gone. Numbers are at most as many as the ring has entries. */
+/* Called when the graph has been destroyed. The ring has an entry for each number. */
 static void return_number(void *number)
 {
     const int32_t *back = number;

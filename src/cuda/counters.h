@@ -2,21 +2,21 @@
  * Counters of the dynamic schedule.
  *
  * Blocks of a kernel with a dynamic schedule take tasks from a counter in device memory. Such a kernel has an array
- * of counters. A launch finds its counter at 0 and leaves it at 0. So launches that follow each other may
- * share one, but launches that may run at the same time must not. This module hands out the counters' numbers.
+ * of counters. A launch finds its counter at 0 and leaves it at 0. So consecutive launches may share a counter, but
+ * launches that may run at the same time must not. This module hands out the numbers of counters.
  *
- * Numbers are the process's, for contexts may share device memory (green contexts do):
- * - The first FA_CUDA_OWN_COUNTERS streams get a number each, and keep it. A stream's launches follow each other.
- *   A stream is known by its id, which no later stream gets, so a stream with a reused handle is another stream.
- * - Later streams share FA_CUDA_SHARED_COUNTERS numbers. Each launch is followed by an event, and a number
- *   goes to another stream of the same context only when that event has come: of those, the least recently used one.
- * - Each captured call gets a number of its own. A user object of the graph returns it when the graph and all that
- *   was made from it are gone. Two executable graphs made from one graph have the same number; they must not run at
- *   the same time in any case, as they write the same results. While a stream is being captured the driver is asked
- *   for its graph alone: other questions about it may end the capture.
+ * Numbers belong to the process, because contexts may share device memory (green contexts do):
+ * - Each of the first FA_CUDA_OWN_COUNTERS streams gets a number and keeps it, since its launches do not overlap. A
+ *   stream is identified by its id, which no later stream gets, so a reused handle counts as another stream.
+ * - Later streams share FA_CUDA_SHARED_COUNTERS numbers. Each launch is followed by an event. A number goes to another
+ *   stream of the same context only after that event; the least recently used number goes first.
+ * - Each captured call gets its own number. A user object of the graph returns the number when the graph and all that
+ *   was made from it have been destroyed. Two executable graphs of one graph have the same number, but they must not run
+ *   at the same time anyway, because they write the same results. While a stream is being captured, the driver is only
+ *   asked for its graph: other queries may end the capture.
  *
- * Where no number is free a launch goes without one and has a static schedule. What this takes is bounded: some 5 KB, 64
- * events, and 4 bytes for each number of a captured call, once one has been returned.
+ * If no number is free, a launch gets none and has a static schedule. The memory for this is bounded: some 5 KB, 64
+ * events, and, once a captured call has returned its number, 4 bytes for each number of captured calls.
  */
 #ifndef FA_CUDA_COUNTERS_H
 #define FA_CUDA_COUNTERS_H
@@ -34,11 +34,11 @@ typedef struct fa_cuda_counter {
     void *shared;   /* of this module */
 } fa_cuda_counter;
 
-/* The counter for one launch on the stream; count: how many the kernel has. Kernels whose launches are captured name the
- * same count, of which the first one decides; one with fewer counters than that looks at the number it gets. */
+/* Takes the counter for one launch on the stream. count: how many counters the kernel has. The first captured call
+ * determines the count for captured calls; a kernel with fewer counters must check the number that it gets. */
 fa_cuda_counter fa_cuda_counter_take(void *stream, int32_t count);
 
-/* To be called when the launch has been queued, or has failed. */
+/* Must be called when the launch has been queued, or has failed. */
 void fa_cuda_counter_release(fa_cuda_counter counter, void *stream);
 
 #endif

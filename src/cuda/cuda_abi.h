@@ -1,6 +1,6 @@
 /*
- * The part of the CUDA driver's binary interface that driver.c uses, in names of our own: NVIDIA's
- * cuda.h is not needed to build the library. Handles are pointers; enumerations are ints.
+ * The part of the CUDA driver's binary interface that driver.c uses, under our own names, so that the
+ * library can be built without NVIDIA's cuda.h. Handles are pointers; enumerations are ints.
  */
 #ifndef FA_CUDA_ABI_H
 #define FA_CUDA_ABI_H
@@ -95,8 +95,8 @@ typedef struct cu_launch_config {
 _Static_assert(sizeof(cu_launch_attribute) == 72, "CUlaunchAttribute");
 _Static_assert(offsetof(cu_launch_config, stream) == 32, "CUlaunchConfig");
 
-/* F(function, symbol in the driver, parameters). A function whose signature changed has a new symbol
- * with a version; these are the ones that CUDA 12.0 has and that later drivers keep. */
+/* F(function, symbol in the driver, parameters). A function whose signature has changed has a new symbol
+ * with a version. These are the symbols of CUDA 12.0, which later drivers keep. */
 #define CU_FUNCTIONS(F)                                                                            \
     F(cuInit, "cuInit", (unsigned flags))                                                          \
     F(cuDeviceGetCount, "cuDeviceGetCount", (int *count))                                          \
@@ -162,7 +162,7 @@ _Static_assert(offsetof(cu_launch_config, stream) == 32, "CUlaunchConfig");
     F(cuEventSynchronize, "cuEventSynchronize", (cu_event event))                                  \
     F(cuEventElapsedTime, "cuEventElapsedTime", (float *milliseconds, cu_event begin, cu_event end))
 
-/* Every driver has these, also one that is too old for the rest. */
+/* Every driver has these, even if it is too old for the others. */
 #define CU_OLD_FUNCTIONS(F)                                                                        \
     F(cuDriverGetVersion, "cuDriverGetVersion", (int *version))                                    \
     F(cuGetErrorName, "cuGetErrorName", (cu_result code, const char **name))                       \

@@ -1,6 +1,6 @@
 /*
- * What the planner and the kernels' host code need to know of a CUDA device: plain numbers, so that
- * plans are made and tested without one.
+ * The properties of a CUDA device that planners and the kernels' host code use: plain numbers, so that
+ * plans can be made and tested without a device.
  */
 #ifndef FA_CUDA_DEVICE_H
 #define FA_CUDA_DEVICE_H

@@ -1,9 +1,8 @@
 /*
  * The CUDA driver by dlopen.
  *
- * The driver, images, kernels and their opt-ins are kept for the life of the process. Each is written
- * once under `loading` and published with release order, so that a launch whose kernel is known takes
- * no lock.
+ * The driver, images, kernels and their opt-ins are kept until the process ends. Each is written once
+ * under `loading` and published with release order, so that a launch of a known kernel takes no lock.
  */
 #include "cuda/driver.h"
 
@@ -39,7 +38,7 @@ static bool fault_in_words(fa_cuda_fault *fault, const char *call, int code, con
     return false;
 }
 
-/* True if the driver's function succeeded; otherwise the driver says what happened. */
+/* True if the driver's function succeeded; otherwise fills in the fault. */
 static bool succeeded(cu_result code, const char *call, fa_cuda_fault *fault)
 {
     if (code == CU_SUCCESS) return true;
@@ -95,7 +94,7 @@ static bool check_version(void)
 
 #define USUAL_LIBRARY "libcuda.so.1"
 
-/* A program with more privileges than its user must not load what the user's environment names. */
+/* A program with more privileges than its user must not load a library named by the user's environment. */
 static const char *library_path(void)
 {
     const char *path = secure_getenv("FA_CUDA_DRIVER");
@@ -215,7 +214,7 @@ typedef struct search {
     bool found;
 } search;
 
-/* The process's loads when the driver was last looked for in vain. */
+/* The process's loads when the driver was last searched for without success. */
 static atomic_ullong loads_without_driver;
 
 /* Stops at the driver, or at once if nothing has been loaded since. */
@@ -242,9 +241,9 @@ bool fa_cuda_is_loaded(void)
     return s.found;
 }
 
-/* The device on which memory lies; -1: memory that the driver does not know, which is no error here
- * (its type is 0). The driver is asked each time, since an address that has been freed may return
- * as other memory. `count` more attributes, at most two, are queried with it; their values go to
+/* The device on which memory lies; -1: memory that the driver does not know, which is not an error here
+ * (its type is 0). The driver is asked each time, because a freed address may be reused for other
+ * memory. `count` more attributes, at most two, are queried at the same time; their values go to
  * answers. */
 static int ordinal_of(const void *pointer, unsigned count, const int *more, void *const *answers)
 {
@@ -296,8 +295,8 @@ typedef struct loaded_image {
     _Atomic(known_kernel *) kernels; /* newest first */
 } loaded_image;
 
-/* While a stream is being captured, the driver lets a thread load images, or look at events, only in the relaxed
- * mode: nothing here touches the stream. Returns the mode to go back to. */
+/* While a stream is being captured, the driver lets a thread load images or query events only in the relaxed mode. This
+ * is safe because nothing here uses the stream. Returns the mode to be restored. */
 static int allow_loading(void)
 {
     int mode = CU_CAPTURE_RELAXED;
@@ -436,8 +435,8 @@ static bool raise_limit(known_kernel *kernel, int device, unsigned bytes, fa_cud
     return fine;
 }
 
-/* Needed for any dynamic shared memory: static memory counts towards the 48 KiB that need no
- * opt-in, too. The driver keeps it for each device. */
+/* Opts in to dynamic shared memory. This is done for any amount, because static memory also counts
+ * towards the 48 KiB that need no opt-in. The driver keeps it for each device. */
 static bool opt_in(known_kernel *kernel, int device, unsigned bytes, fa_cuda_fault *fault)
 {
     if (bytes == 0) return true;
@@ -557,7 +556,7 @@ typedef struct known_map {
 
 enum { KNOWN_MAPS = 16 };
 
-/* Where a map of this shape is kept: q, k, v and out of a layer differ in the address. */
+/* Where a map of this shape is kept; it depends on the address, in which q, k, v and out of a layer differ. */
 __attribute__((noinline)) static known_map *slot_of_map(const fa_tensor_map_shape *shape)
 {
     static _Thread_local known_map known[KNOWN_MAPS];
@@ -566,7 +565,7 @@ __attribute__((noinline)) static known_map *slot_of_map(const fa_tensor_map_shap
     return &known[mix * 0x9E3779B97F4A7C15u >> 60];
 }
 
-/* Whether a known shape is this one, in all that the map depends on. */
+/* Whether a known shape equals this one in everything on which the map depends. */
 static bool is_known(const fa_tensor_map_shape *known, const fa_tensor_map_shape *shape)
 {
     if (known->axes == 0 || known->axes != shape->axes) return false;

@@ -1,10 +1,10 @@
 /*
- * The CUDA driver (libcuda.so.1), opened at run time: a library built with CUDA loads and works on a
- * machine that has none. Nothing here words an error for people: functions that can fail fill in an
+ * The CUDA driver (libcuda.so.1), opened at run time, so that a library built with CUDA loads and works
+ * on a machine without a driver. Nothing here writes error messages: functions that can fail fill in an
  * fa_cuda_fault and return false.
  *
- * All functions are thread-safe. Except where a function says otherwise they work in the calling
- * thread's current context, as the driver's own do.
+ * All functions are thread-safe. Unless a function says otherwise, it works in the calling thread's
+ * current context, like the driver's own functions.
  */
 #ifndef FA_CUDA_DRIVER_H
 #define FA_CUDA_DRIVER_H
@@ -30,7 +30,7 @@ typedef struct fa_cuda_fault {
 /* Opens the driver, once per process. False: there is none, or it is older than CUDA 12.0. */
 bool fa_cuda_open(fa_cuda_fault *fault);
 
-/* The driver's version, 13000 for CUDA 13.0, even where it is too old; 0: none. */
+/* The driver's version, 13000 for CUDA 13.0, even if it is too old; 0: none. */
 int fa_cuda_driver_version(void);
 
 int fa_cuda_device_count(void); /* 0 without a driver */
@@ -47,11 +47,11 @@ int fa_cuda_device_of(const void *pointer);
 /* The same, and the allocation of which it is a part: `bytes` from `first` on, or 0 bytes. */
 int fa_cuda_allocation_of(const void *pointer, uintptr_t *first, size_t *bytes);
 
-/* Whether this process has loaded the driver in any way. If not, no memory lies on a device, and
- * there is no need to open the driver to know. */
+/* Whether this process has loaded the driver in any way. If not, no memory lies on a device, so the
+ * driver need not be opened to find that out. */
 bool fa_cuda_is_loaded(void);
 
-/* As fa_cuda_device_of, for memory that the host cannot use; -1: it can. */
+/* Like fa_cuda_device_of, but -1 also for device memory that the host can use. */
 int fa_cuda_out_of_reach(const void *pointer);
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
@@ -92,40 +92,40 @@ typedef struct fa_cuda_launch {
 bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **parameters,
                            fa_cuda_fault *fault);
 
-/* Whether launches on the stream become part of a graph, so that nothing may wait for it. False: the driver
+/* Finds whether the stream is being captured into a graph, so that nothing may wait for it. False: the driver
  * does not tell. */
 bool fa_cuda_capture_status(void *stream, bool *capturing);
 
 /* The stream's id, which no other stream of this process ever gets. */
 bool fa_cuda_stream_id(void *stream, unsigned long long *id);
 
-/* The number of the stream's context, which no other one ever gets. */
+/* The number of the stream's context, which no other context ever gets. */
 bool fa_cuda_stream_context(void *stream, unsigned long long *number);
 
-/* release(data) is called, in some thread, when the graph that the stream is being captured into
- * and everything made from it are gone. release must not call the driver. False: the graph cannot
- * do that; release is called at once or soon. */
+/* release(data) is called, in some thread, when the graph into which the stream is being captured and
+ * everything made from it have been destroyed. release must not call the driver. False: the graph does
+ * not support this; release is called immediately or soon. */
 bool fa_cuda_graph_keep(void *stream, void (*release)(void *data), void *data);
 
 /* Waits until all that has been queued on the stream is done. */
 bool fa_cuda_stream_wait(void *stream, fa_cuda_fault *fault);
 
-/* The current context's number, which no other one ever gets. */
+/* The current context's number, which no other context ever gets. */
 bool fa_cuda_context_number(unsigned long long *number, fa_cuda_fault *fault);
 
-/* Host memory that kernels write to by the same address; it lives as long as the current context. */
+/* Host memory that kernels can write at the same address; it lives as long as the current context. */
 bool fa_cuda_allocate_pinned(void **memory, size_t bytes, fa_cuda_fault *fault);
 
-/* An event without a time stamp. It is done when the stream has come to it, and before it is
- * recorded. */
+/* An event without a time stamp. It counts as done before it is recorded, and when the stream has
+ * reached it. */
 bool fa_cuda_marker_new(void **event);
 bool fa_cuda_event_is_done(void *event);
 bool fa_cuda_event_record(void *event, void *stream, fa_cuda_fault *fault);
 
 /* ---- Tensor maps ----------------------------------------------------------------------------- */
 
-/* False, and nothing is written, if the tensor cannot be mapped. Host work only: touches no device.
- * A thread remembers its latest maps; they depend on the shape alone. */
+/* False, and nothing is written, if the tensor cannot be mapped. This is host work and uses no device.
+ * A thread remembers its latest maps; they depend only on the shape. */
 bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault);
 
 /* ---- Memory, time: for the command, which owns its buffers ----------------------------------- */
@@ -141,7 +141,7 @@ bool fa_cuda_fill(void *device, unsigned char byte, size_t bytes, fa_cuda_fault 
 bool fa_cuda_memory_left(size_t *bytes, fa_cuda_fault *fault);
 bool fa_cuda_synchronize(fa_cuda_fault *fault);
 
-/* A stream apart from the default one; copies and calls on it run in their order. */
+/* A new stream, not the default one; copies and calls on it run in order. */
 bool fa_cuda_stream_new(void **stream, fa_cuda_fault *fault);
 void fa_cuda_stream_free(void *stream);
 bool fa_cuda_queue_copy_in(void *device, const void *host, size_t bytes, void *stream,

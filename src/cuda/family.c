@@ -1,4 +1,4 @@
-/* What the planners of all families share. */
+/* Functions that the planners of all families share. */
 #include "cuda/family.h"
 
 #include <inttypes.h>

@@ -9,17 +9,17 @@
 #include "cuda/driver.h"
 #include "cuda/variants.h"
 
-/* The images of the library's variants, by their ids. One that this build has not compiled has no data. */
+/* The images of the library's variants, by id. An image that this build has not compiled has no data. */
 extern fa_cuda_image fa_cuda_images[FA_VARIANTS];
 
-/* What they and the ladder's are compiled for, "80 90a and PTX"; "": nothing, there are no images. */
+/* The architectures of these images and those of the ladder, "80 90a and PTX"; "": there are no images. */
 extern const char fa_cuda_architectures[];
 
 /* The image of a variant; NULL: this build has none. */
 fa_cuda_image *fa_cuda_image_of(int variant);
 
-/* Why there is no image of that name, and which option of the build brings it: no sentence, but the rest of
- * one. "this build has no CUDA kernels (make CUDA=all compiles them)" */
+/* Why there is no image of that name, and which option of the build adds it. It is the rest of a sentence: "this build
+ * has no CUDA kernels (make CUDA=all compiles them)" */
 void fa_cuda_explain_missing_image(const char *name, char *text, size_t size);
 
 /* ---- For the generated arrays ---------------------------------------------------------------- */

@@ -1,9 +1,9 @@
-/* What kernels are told of a problem. */
+/* The parameters of kernels for a problem. */
 #include "cuda/parameters.h"
 
 static const int8_t element_size[] = {4, 2, 2, 1, 1, 1};
 
-/* Whether rows of so many elements are made of groups, 8 or 4 elements, that the device can move at
+/* Whether rows of this many elements consist of groups of 8 or 4 elements that the device can move at
  * once. */
 static bool moves_groups(const fa_view *v, int64_t columns, int group)
 {
@@ -16,7 +16,7 @@ static bool moves_groups(const fa_view *v, int64_t columns, int group)
 
 bool fa_cuda_moves_eight(const fa_view *v, int64_t columns) { return moves_groups(v, columns, 8); }
 
-/* Written where it belongs: a view that is made elsewhere and copied waits for its own parts. */
+/* Writes the view in place: copying a view that was just made would wait for the stores of its parts. */
 static void set_view(fa_kernel_view *view, const fa_view *v, int64_t columns)
 {
     view->data = v->data;

@@ -1,5 +1,5 @@
 /*
- * What kernels are told of a problem: the parameters that families share.
+ * The parameters of kernels for a problem that all families share.
  */
 #ifndef FA_CUDA_PARAMETERS_H
 #define FA_CUDA_PARAMETERS_H

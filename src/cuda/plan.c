@@ -106,7 +106,7 @@ static bool is_slower(const fa_cuda_family *family, const fa_problem *p,
     return family->slower && family->slower(p, device, why, size);
 }
 
-/* The same reason as the family's before is not said twice. */
+/* A reason that equals that of the previous family is not repeated. */
 static void note_passed_over(fa_cuda_plan *plan, const char *family, const char *reason)
 {
     const size_t used = strlen(plan->passed_over), length = strlen(reason);
@@ -115,8 +115,8 @@ static void note_passed_over(fa_cuda_plan *plan, const char *family, const char 
              reason);
 }
 
-/* Whether data is not known yet, as when a workspace is asked for: the call itself has all of it, but for tensors without
- * elements. */
+/* Whether some data pointers are missing, as in a query for the workspace. In the call itself only tensors without
+ * elements have none. */
 static bool lacks_data(const fa_problem *p)
 {
     if (p->pass == FA_PASS_WEIGHTS || p->batch == 0) return false;
@@ -125,8 +125,8 @@ static bool lacks_data(const fa_problem *p)
     return (queries && !p->q.data) || (keys && (!p->k.data || !p->v.data));
 }
 
-/* A family may refuse what such a problem does not say yet, gradients of other strides or data that is not aligned, and then one of
- * those behind takes the problem: so there is room for each. */
+/* A family may refuse properties that such a problem does not show yet: other strides of gradients, or data that is not
+ * aligned. Then a later family takes the problem, so the workspace has room for each of them. */
 static void make_room(const fa_problem *p, const fa_cuda_device *device, int first,
                       fa_cuda_plan *plan)
 {
@@ -144,7 +144,7 @@ static void make_room(const fa_problem *p, const fa_cuda_device *device, int fir
     }
 }
 
-/* What forward_simt takes and the kernel of fa_weights does not. */
+/* Refuses what forward_simt supports and the kernel of fa_weights does not. */
 static bool refuse_quantized(const fa_problem *p, char *why, size_t size)
 {
     if (p->pass != FA_PASS_WEIGHTS || (p->k.dtype != FA_INT8 && !p->k_scale.data)) return false;
@@ -159,8 +159,7 @@ static bool refuse_quantized(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-/* behind: the number of the first of those that take the problem if this family refuses its
- * gradients. */
+/* behind: the number of the first family that takes the problem if this family refuses its gradients. */
 static bool try_family(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *family, int behind, fa_cuda_plan *plan, char *why,
                        size_t size)

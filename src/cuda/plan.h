@@ -1,8 +1,8 @@
 /*
- * How a call is computed on a device: a list of launches. Planning is pure: numbers in, numbers out. So plans are
+ * How a call is computed on a device: a list of launches. Planning is pure: numbers in, numbers out. So plans can be
  * tested without a GPU.
  *
- * Each pass has families of kernels (family.h), which are tried from the fastest on. plan.c chooses;
+ * Each pass has families of kernels (family.h), which are tried in order, the fastest first. plan.c chooses;
  * plan_<family>.c makes the launches.
  */
 #ifndef FA_CUDA_PLAN_H
@@ -22,7 +22,7 @@ typedef struct fa_cuda_family fa_cuda_family;
 typedef struct fa_cuda_plan fa_cuda_plan;
 typedef struct fa_cuda_plan_launch fa_cuda_plan_launch;
 
-/* What a plan is queued for: the one that it was made for; the others are NULL. */
+/* The problem for which a plan is queued: that for which it was made; the others are NULL. */
 typedef struct fa_cuda_call {
     const fa_problem *problem;
     const fa_combine_problem *combine;
@@ -31,7 +31,7 @@ typedef struct fa_cuda_call {
     void *stream;
 } fa_cuda_call;
 
-/* Queues a launch: makes the kernel's parameters, and hands them to fa_cuda_queue. */
+/* Queues a launch: makes the kernel's parameters, and passes them to fa_cuda_queue. */
 typedef bool fa_cuda_queue_function(void *kernel, const fa_cuda_plan *plan,
                                     const fa_cuda_plan_launch *launch, const fa_cuda_call *call,
                                     fa_cuda_fault *fault);
@@ -96,9 +96,9 @@ typedef struct fa_cuda_backward_sm80_launch {
     bool low_parts;
 } fa_cuda_backward_sm80_launch;
 
-/* Who makes dbias, the gradient of the bias: a kernel of its own, or that of the other gradients. That one stores dS where each
- * element of dbias belongs to one score; else it adds, in float32, to dbias itself or to sums in the workspace, or leaves dS in
- * the workspace and adds it up there. */
+/* How dbias, the gradient of the bias, is computed: by a separate kernel, or by that of the other gradients. The latter stores
+ * dS if each element of dbias belongs to one score. Otherwise it adds in float32, to dbias itself or to sums in the workspace, or
+ * it stores dS in the workspace and sums it there. */
 typedef enum fa_cuda_dbias {
     FA_CUDA_DBIAS_ALONE,
     FA_CUDA_DBIAS_STORED,
@@ -145,17 +145,17 @@ struct fa_cuda_plan {
     char passed_over[320]; /* "; not sm80: q.dtype is float32"; "": the fastest of this device */
 };
 
-/* The pass's family that FA_CUDA_KERNEL asks for, of backward FA_CUDA_BACKWARD_KERNEL, which are read once; NULL: none in
- * particular. False if there is none of that name; why then says so in a sentence. */
+/* The family of the pass that FA_CUDA_KERNEL (backward: FA_CUDA_BACKWARD_KERNEL) names; NULL: the variable is not set. Both
+ * are read once. False if the name is unknown; why then says so in a sentence. */
 bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why, size_t size);
 
 /* The forward family of that name, "sm90", "sm80", "sm75", "simt" or "decode"; NULL: there is none. */
 const fa_cuda_family *fa_cuda_find_family(const char *name);
 
-/* A problem's plan. asked: the only family that may do it, or the first that is tried, if it is
- * does_few; NULL: the fastest that can. False if no kernel can; why then says so in a sentence
- * that names the argument. With why NULL no refusal is worded, which costs more than the plan:
- * passed_over stays empty. */
+/* A problem's plan. asked: the only family that is allowed, or, if it has does_few, the family that is
+ * tried first; NULL: the fastest that can run it. False if no kernel can; why then says so in a sentence
+ * that names the argument. If why is NULL, no refusals are written, which would cost more than the plan,
+ * and passed_over stays empty. */
 bool fa_cuda_plan_make(const fa_problem *problem, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size);
 

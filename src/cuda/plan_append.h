@@ -1,5 +1,5 @@
 /*
- * The plan of fa_append, and what its launch tells the kernel.
+ * The plan of fa_append, and the parameters of its kernel.
  */
 #ifndef FA_CUDA_PLAN_APPEND_H
 #define FA_CUDA_PLAN_APPEND_H

@@ -1,7 +1,7 @@
 /*
  * combine_few and combine_many: fa_combine. The parts' addresses are parameters of the kernel, which takes max_parts of
- * them. More parts take several rounds of the one launch; each but the first takes what the one before has left as one
- * of its parts: from out and lse, if those keep sums unrounded, else from workspace.
+ * them. For more parts the launch is queued in several rounds. Each round after the first takes the result of the
+ * previous one as one of its parts: from out and lse, if those keep sums unrounded, else from the workspace.
  */
 #include "cuda/plan_combine.h"
 
@@ -65,7 +65,7 @@ int64_t fa_cuda_set_combine_params(const fa_combine_problem *c, const fa_cuda_pl
     return done;
 }
 
-/* Without parts there is one round all the same: it writes zeros. */
+/* Without parts there is still one round, which writes zeros. */
 static bool queue_combine(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                           const fa_cuda_call *call, fa_cuda_fault *fault)
 {

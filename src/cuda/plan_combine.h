@@ -1,5 +1,5 @@
 /*
- * The plan of fa_combine, and what its launch tells the kernel.
+ * The plan of fa_combine, and the parameters of its kernel.
  */
 #ifndef FA_CUDA_PLAN_COMBINE_H
 #define FA_CUDA_PLAN_COMBINE_H
@@ -12,8 +12,8 @@
 bool fa_cuda_plan_combine(const fa_combine_problem *problem, const fa_cuda_device *device,
                           fa_cuda_plan *plan, char *why, size_t size);
 
-/* What one round is told: of the parts from number `done` on, as many as it takes. Returns how
- * many are done then. */
+/* The parameters of one round: it merges as many parts as it can, starting with number `done`. Returns
+ * how many parts are done after it. */
 int64_t fa_cuda_set_combine_params(const fa_combine_problem *problem,
                                    const fa_cuda_plan_launch *launch, int64_t done,
                                    fa_combine_launch *params);

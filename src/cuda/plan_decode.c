@@ -1,7 +1,7 @@
 /*
- * decode_sm80: few queries over many keys. A work tile is the query heads of a group, or some of
- * them, for a few queries of a sequence; its keys are cut into parts, so that there are blocks for
- * all multiprocessors.
+ * decode_sm80: few queries over many keys. A work tile is the query heads of a group, or some of them,
+ * for a few queries of a sequence. Its keys are cut into parts, so that there are blocks for all
+ * multiprocessors.
  */
 #include "cuda/plan_decode.h"
 
@@ -15,48 +15,50 @@
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 
-/* Positions and rows are counted in 32 bits, and a tile more. */
+/* Positions and rows, plus a tile, are counted in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
 
-/* Keys of a part, at least; of decode_latent_sm90, whose blocks merge side by side. */
+/* The smallest number of keys of a part; and the same for decode_latent_sm90, whose blocks merge in
+ * parallel. */
 enum { LEAST_KEYS = 256, LEAST_KEYS_LATENT = 128 };
 
-/* What a round of blocks costs beside its keys and values, in bytes of these that a multiprocessor
- * reads meanwhile: descriptions, the first copies, results written and read (8 us, measured on an
- * H200). */
+/* The cost of a round of blocks besides reading keys and values: descriptions, the first copies, results
+ * written and read (8 us, measured on an H200). It is given in bytes of keys and values that a
+ * multiprocessor reads in this time. */
 enum { ROUND_BYTES = 256 << 10 };
 
-/* Hundredths of the device that blocks keep busy, at least: those of the only round, when there are
- * few, and those behind whole rounds, which come to the multiprocessors that happen to end first
- * (measured). */
+/* The smallest share of the device, in percent, that blocks keep busy: the blocks of the only round, if
+ * there are few; and the blocks after whole rounds, which run on the multiprocessors that happen to end
+ * first (measured). */
 enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
 
-/* Of decode_sm90: blocks of a multiprocessor, at least, for which cuts are tried. Where lengths are
- * unknown and may differ, one block would have all keys of the longest sequence. Of 8-bit caches one
- * block's warps would convert a tile in as many cycles as memory takes to read it. */
+/* For decode_sm90: the smallest number of blocks on a multiprocessor for which cuts are tried. If
+ * lengths are unknown and may differ, a single block could have all keys of the longest sequence. With
+ * 8-bit caches, the warps of a single block would convert a tile only as fast as memory delivers it. */
 enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2, FEWEST_BLOCKS_8BIT = 2 };
 
-/* Parts of a group of a persistent block, if there are keys enough: so that groups end together. */
+/* Parts of a group of a persistent block, if there are enough keys, so that groups end together. */
 enum { PARTS_OF_GROUP = 6 };
 
-/* Rounds of blocks, behind the fewest, that are tried. */
+/* How many numbers of rounds beyond the smallest are tried. */
 enum { ROUNDS_TRIED = 4 };
 
-/* Where results may not depend on the batch, parts of all sequences up to FA_DECODE_PARTS times as
- * long have so many keys. */
+/* If results must not depend on the batch, parts have this many keys in all sequences that are at most
+ * FA_DECODE_PARTS times as long. */
 enum { INVARIANT_KEYS = 512 };
 
-/* Where lengths are unknown, a part has at most so many keys, so that one long sequence does not
- * keep few blocks busy. */
+/* The largest number of keys of a part if lengths are unknown, so that a single long sequence is not left
+ * to few blocks. */
 enum { MOST_KEYS = 8192 };
 
-/* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the
- * same keys, and the products take longer than the reading: that is for the forward kernels. */
+/* The largest number of queries of a sequence times query heads of a group. With more, several work
+ * tiles would read the same keys, and products would take longer than reading: forward kernels are
+ * better there. */
 enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128, MOST_LATENT_ROWS = 512 };
 
-/* Heads of all sequences for each multiprocessor from which on keys need no splitting. Bytes of keys and
- * values of a head from which on decode_sm90 reads them as fast as forward_sm90: a block's beginning and
- * end cost as much as 256 KiB. */
+/* With FORWARD_ROUNDS heads of all sequences for each multiprocessor, keys need no splitting. With
+ * LONG_BYTES of keys and values of a head, decode_sm90 reads them as fast as forward_sm90: the start and
+ * end of a block cost as much as 256 KiB. */
 enum { FORWARD_ROUNDS = 3, LONG_BYTES = 2 << 20 };
 
 /* Whether the kernel takes keys and values of 8 bits. */
@@ -110,8 +112,8 @@ static size_t row_floats(const fa_variant *v)
     return FA_DECODE_ROW((size_t)(is_latent_kernel(v) ? v->value_dim : v->head_dim));
 }
 
-/* Queries of a sequence: of packed ones the average, rounded up. Where results may not depend on
- * the batch, it does not count. */
+/* Queries of a sequence; for packed sequences the average, rounded up, which is not used if results
+ * must not depend on the batch. */
 static int64_t count_queries(const fa_problem *p)
 {
     if (!p->cu_seqlens_q) return p->n_q;
@@ -172,11 +174,10 @@ static bool has_row_options(const fa_problem *p)
     return p->alibi_slopes || p->bias.data || p->mask.data;
 }
 
-/* Head dims of the kernels whose values are rows of their own, and of the others. */
+/* Head dims of the kernels with separate rows of values, and of the others. */
 enum { WIDEST = 256, LATENT_KEYS = 576, LATENT_VALUES = 512 };
 
-/* Whether the latent kernels have all that the problem needs: 16 bits, whole vectors, no options by
- * rows. */
+/* Whether the latent kernels support the problem: 16 bits, whole vectors, no options by rows. */
 static bool fits_latent(const fa_problem *p)
 {
     return p->d > WIDEST && p->d <= LATENT_KEYS && p->d_v <= LATENT_VALUES && p->d_v <= p->d &&
@@ -184,8 +185,9 @@ static bool fits_latent(const fa_problem *p)
            !has_row_options(p);
 }
 
-/* Whether values are the first columns of the keys in memory. An axis of one index has any stride.
- * Without data strides tell: rows of values that are as far apart as the wider ones of keys. */
+/* Whether values are the first columns of the keys in memory. The stride of an axis with one index does
+ * not matter. Without data the strides decide: rows of values must be as far apart as the wider rows of
+ * keys. */
 static bool shares_columns(const fa_problem *p)
 {
     const int64_t extents[] = {p->blocks_k, p->rows_k, p->heads_kv};
@@ -233,11 +235,11 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
 }
 
 /*
- * Work tiles of a packed sequence, for decode_sm90: as many as its queries may need. 0: the tiles are
- * numbered among all rows. With tiles of its own a block finds its sequence by a division, not by a
- * search of dependent reads; no number of each sequence is left over for a block that has nothing to
- * do; and the heads of a sequence, whose keys are neighbours in memory, are read at the same time, as
- * those of padded queries are.
+ * Work tiles of a packed sequence, for decode_sm90: as many as its queries may need. 0: tiles are
+ * numbered over all rows. Numbering by sequence has three advantages. A block finds its sequence by a
+ * division, not by a search with dependent reads. There are no unused numbers, whose blocks have nothing
+ * to do. The heads of a sequence, whose keys are neighbours in memory, are read at the same time, as
+ * with padded queries.
  */
 static int64_t count_own_tiles(const fa_problem *p, const fa_variant *v,
                                const fa_cuda_plan_launch *l)
@@ -261,7 +263,7 @@ static void set_tasks(const fa_problem *p, const fa_variant *v, fa_cuda_plan_lau
     fa_cuda_set_tasks(l, l->tiles, l->tiles * units);
 }
 
-/* Keys that a work tile sees, at most. */
+/* The largest number of keys that a work tile sees. */
 static int64_t count_keys(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     const int64_t right = p->causal ? 0 : p->window_right;
@@ -279,8 +281,8 @@ static int64_t clamp_parts(int64_t parts, int64_t keys, int64_t least)
     return parts < 1 ? 1 : parts;
 }
 
-/* The time of so many blocks, in units of what one block takes while the device is full. room:
- * blocks that it has room for. */
+/* The time of this many blocks, in units of the time of one block while the device is full. room: the
+ * number of blocks that fit on the device. */
 static double count_slots(int64_t blocks, int64_t room)
 {
     const int64_t left = blocks % room, whole = blocks - left;
@@ -289,7 +291,7 @@ static double count_slots(int64_t blocks, int64_t room)
     return (double)whole + ((double)left > least ? (double)left : least);
 }
 
-/* How keys are cut, and how many blocks a multiprocessor shall have at a time. */
+/* How keys are cut, and how many blocks a multiprocessor should have at a time. */
 typedef struct cut {
     int64_t parts;
     int blocks;
@@ -305,7 +307,7 @@ typedef struct keys_to_cut {
     bool grows; /* a block has as much more on its way as there are fewer of a multiprocessor */
 } keys_to_cut;
 
-/* The time of so many parts with so many blocks of a multiprocessor. */
+/* The time for a number of parts with a number of blocks on each multiprocessor. */
 static double cost_of(const keys_to_cut *k, int64_t parts, int blocks)
 {
     const int64_t needed = fa_cuda_count_tiles(k->tasks * parts, k->multiprocessors);
@@ -316,8 +318,8 @@ static double cost_of(const keys_to_cut *k, int64_t parts, int blocks)
     return count_slots(k->tasks * parts, k->multiprocessors * each) * bytes + sums;
 }
 
-/* Of the numbers of parts whose blocks just fit into whole rounds, the one that takes least, if that
- * is less than the best one so far. */
+/* Among the numbers of parts whose blocks just fill whole rounds, finds the one that takes the least
+ * time, if that is less than the best time so far. */
 static void try_cuts(const keys_to_cut *k, int blocks, cut *best)
 {
     const int64_t room = (int64_t)k->multiprocessors * blocks;
@@ -330,10 +332,10 @@ static void try_cuts(const keys_to_cut *k, int blocks, cut *best)
     }
 }
 
-/* Bytes of shared memory that a block has beside its dynamic ones: also the driver's own. */
+/* Bytes of shared memory of a block besides its dynamic ones, including the driver's. */
 static int other_smem(const fa_variant *v) { return fa_cuda_static_smem(v) + 1024; }
 
-/* Blocks of a multiprocessor that there is room for. */
+/* The number of blocks that fit on a multiprocessor. */
 static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
 {
     const int fitting = device->smem_per_sm / (count_smem(v) + other_smem(v));
@@ -341,7 +343,7 @@ static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
     return fitting < 1 ? 1 : fitting;
 }
 
-/* Stages of decode_sm90 that there is room for with so many blocks on a multiprocessor. */
+/* The number of stages of decode_sm90 that fit with this many blocks on a multiprocessor. */
 static int count_stages(const fa_cuda_device *device, const fa_variant *v, int blocks)
 {
     const int share = device->smem_per_sm / blocks - 1024;
@@ -353,7 +355,7 @@ static int count_stages(const fa_cuda_device *device, const fa_variant *v, int b
     return most - most % a_tile;
 }
 
-/* Dynamic shared memory with which so many blocks fit on a multiprocessor, and not one more. */
+/* The dynamic shared memory with which exactly this many blocks fit on a multiprocessor. */
 static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int blocks)
 {
     if (is_persistent(v)) return (uint32_t)count_smem(v);
@@ -362,9 +364,10 @@ static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int 
     return (uint32_t)(device->smem_per_sm / (blocks + 1) + 1024 - other_smem(v));
 }
 
-/* Stages that are used. Two blocks with many key tiles have fewer than there is room for: with more
- * than 128 KiB on their way to each multiprocessor memory is slower (H100, 64 sequences of 8k keys:
- * 3,104 GB/s with 4 stages a block, 3,063 with 6; measured at head dim 128 alone). A short block asks for all its tiles at once. */
+/* The number of stages to use. Two blocks with many key tiles use fewer stages than fit: with more than
+ * 128 KiB in flight to each multiprocessor memory is slower (H100, 64 sequences of 8k keys: 3,104 GB/s
+ * with 4 stages a block, 3,063 with 6; measured only at head dim 128). A short block requests all its
+ * tiles at once. */
 static int choose_stages(const fa_cuda_device *device, const fa_variant *v, int blocks,
                          int64_t keys)
 {
@@ -378,15 +381,15 @@ static int choose_stages(const fa_cuda_device *device, const fa_variant *v, int 
 
 static int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
 
-/* Keys of a part, at least. */
+/* The smallest number of keys of a part. */
 static int64_t least_keys(const fa_problem *p, const fa_variant *v)
 {
     if (p->batch_invariant) return INVARIANT_KEYS;
     return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
 }
 
-/* Of persistent blocks. All parts are merged by their last group, as a second launch would wait for
- * all of them: with more work tiles than can be counted each has one part. */
+/* Cuts for persistent blocks. The last group of a work tile merges its parts, because a second launch
+ * would wait for all of them. If there are more work tiles than counters, each has one part. */
 static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l, int64_t tasks)
 {
     const int64_t keys = count_keys(p, l), groups = fa_variants[l->variant].groups;
@@ -398,8 +401,8 @@ static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l
                  .blocks = 1};
 }
 
-/* tasks: work tiles that count. Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there
- * is room for three, fewer and larger ones may fit better into rounds. */
+/* tasks: work tiles that count. If keys are not in pages, two blocks on a multiprocessor have enough bytes in flight; if three
+ * would fit, fewer and larger blocks may fit better into rounds. */
 static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
                     const fa_cuda_plan_launch *l, int64_t tasks)
 {
@@ -500,9 +503,9 @@ static int64_t most_counted(const fa_variant *v)
     return is_persistent(v) ? FA_DECODE_SM90_COUNTERS : FA_DECODE_COUNTERS;
 }
 
-/* One launch if its work tiles can be counted, so that the last block of each merges its parts;
- * else a second launch merges them. The result is the same. Persistent blocks take parts by a counter,
- * too; without one their schedule is static. */
+/* One launch if there are enough counters for its work tiles: the last block of each then merges its
+ * parts. Otherwise a second launch merges them, with the same result. Persistent blocks also take parts
+ * by a counter; without one their schedule is static. */
 bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                           const fa_cuda_call *call, void *more, fa_cuda_fault *fault)
 {
@@ -540,8 +543,8 @@ static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }
 
-/* Of the narrowest variants of a family that are wide enough, the first one with room for so many
- * rows, or the last one. first, end: the family's ids. */
+/* Among the narrowest variants of a family that are wide enough, the first with room for this many rows,
+ * or the last. first, end: the family's ids. */
 static const fa_variant *find_in_family(const fa_problem *p, int64_t rows, int first, int end)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
@@ -657,9 +660,9 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
                               size);
 }
 
-/* Where each query head has keys of its own and there are heads enough for the whole device,
- * forward_sm90 reads keys once, too, and faster: it has no parts to merge (16 x 32 heads of 8,192
- * keys on an H200: 4,248 GB/s, here 4,227). Pages are read faster here. */
+/* If each query head has its own keys and there are enough heads for the whole device, forward_sm90 also
+ * reads keys once. It is faster because it has no parts to merge (16 x 32 heads of 8,192 keys on an
+ * H200: 4,248 GB/s, here 4,227). Pages are read faster here. */
 static bool is_slower_than_sm90(const fa_problem *p, const fa_cuda_device *device)
 {
     fa_cuda_plan other;
@@ -671,7 +674,7 @@ static bool is_slower_than_sm90(const fa_problem *p, const fa_cuda_device *devic
     return fa_cuda_forward_sm90.plan(p, device, &other, NULL, 0);
 }
 
-/* That many queries are not for these kernels needs no words in fa_forward. */
+/* fa_forward gives no reason if these kernels refuse many queries: that is plain. */
 bool fa_cuda_is_decode_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
                               size_t size)
 {

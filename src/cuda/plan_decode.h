@@ -1,5 +1,5 @@
 /*
- * What decode_sm80 is told, and what its planner shares with those of decode_sm90 and
+ * The parameters of decode_sm80, and functions that its planner shares with those of decode_sm90 and
  * decode_latent_sm90.
  */
 #ifndef FA_CUDA_PLAN_DECODE_H
@@ -11,8 +11,8 @@
 #define FA_DECODE_ARITHMETIC_8BIT                                                                  \
     "8-bit keys and values as float16, float16 products (mma.sync), float32 sums"
 
-/* The family's plan. most_rows: queries of a sequence times query heads of a group, of several
- * queries. */
+/* The family's plan. most_rows: the largest number of queries of a sequence times query heads of a
+ * group, if there are several queries. */
 bool fa_cuda_plan_decode(const fa_problem *problem, const fa_cuda_device *device, int64_t most_rows,
                          fa_cuda_plan *plan, char *why, size_t size);
 
@@ -26,10 +26,10 @@ bool fa_cuda_is_decode_slower(const fa_problem *problem, const fa_cuda_device *d
  * vectors: then they are read once. */
 bool fa_cuda_is_latent(const fa_problem *problem);
 
-/* Rows that decode_sm80 and decode_sm90 take: most_rows as above. */
+/* The number of rows that decode_sm80 and decode_sm90 take; most_rows as above. */
 int64_t fa_cuda_most_decode_rows(const fa_problem *problem);
 
-/* Queries of a sequence times query heads of a group: of packed ones the average. */
+/* Queries of a sequence times query heads of a group; for packed sequences the average. */
 int64_t fa_cuda_count_decode_rows(const fa_problem *problem);
 
 /* Whether keys have 8 bits. */
@@ -41,14 +41,14 @@ int fa_cuda_decode_sm90_smem(const fa_variant *variant, int stages);
 /* The variant of decode_sm90 for a problem that fa_cuda_refuse_decode() does not refuse. */
 const fa_variant *fa_cuda_find_decode_sm90(const fa_problem *problem);
 
-/* Whether no family of these can do the problem; most_rows as above. */
+/* Whether none of these families can run the problem; most_rows as above. */
 bool fa_cuda_refuse_decode(const fa_problem *problem, int64_t most_rows, char *why, size_t size);
 
-/* Packed queries of a sequence that the work tiles of a mixed batch have room for. */
+/* The number of packed queries of a sequence for which the work tiles of a mixed batch have room. */
 int64_t fa_cuda_most_few(const fa_problem *problem);
 
-/* Adds the launch for those sequences of a mixed batch that have at most so many queries: of this
- * variant, with so many persistent blocks, or, with 0, a block for each part; or of decode_sm80. */
+/* Adds the launch for the sequences of a mixed batch that have at most this many queries: of this variant,
+ * with this many persistent blocks (0: a block for each part), or of decode_sm80. */
 bool fa_cuda_add_few_by(const fa_problem *problem, const fa_variant *variant, int threads,
                         int32_t blocks, fa_cuda_queue_function *queue, const fa_cuda_device *device,
                         fa_cuda_plan *plan, char *why, size_t size);
@@ -60,7 +60,7 @@ bool fa_cuda_add_decode(const fa_problem *problem, const fa_variant *variant, in
                         fa_cuda_queue_function *queue, const fa_cuda_device *device,
                         fa_cuda_plan *plan, char *why, size_t size);
 
-/* Cuts keys into at most so many parts, of so many keys at least. Sets the grid and the workspace. */
+/* Cuts keys into at most this many parts, of at least this many keys. Sets the grid and the workspace. */
 void fa_cuda_cut_decode(fa_cuda_plan_launch *launch, int64_t parts, int64_t least);
 
 /* Queues the launch, or two. more: the kernel's second parameter, or NULL. */

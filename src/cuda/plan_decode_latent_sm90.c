@@ -11,7 +11,7 @@
 
 /* ---- The launches ---------------------------------------------------------------------------- */
 
-/* Rows of a box: of pages, what divides a key tile and a page. */
+/* Rows of a box. With pages, this number divides a key tile and a page. */
 static int32_t find_box_rows(const fa_problem *p, const fa_variant *v)
 {
     int32_t rows = v->keys;

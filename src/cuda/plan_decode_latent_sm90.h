@@ -1,5 +1,5 @@
 /*
- * What decode_latent_sm90 is told beside the parameter of decode_sm80. It is made apart from the
+ * The parameter of decode_latent_sm90 in addition to that of decode_sm80. It is made separately from the
  * launch, so that tests need no driver.
  */
 #ifndef FA_CUDA_PLAN_DECODE_LATENT_SM90_H
@@ -9,7 +9,7 @@
 #include "cuda/plan.h"
 #include "cuda/view_map.h"
 
-/* The kernel's second parameter. merged_rows: of a block that merges. False if the map cannot be
+/* The kernel's second parameter. merged_rows: the rows of a block that merges. False if the map cannot be
  * made. */
 bool fa_cuda_decode_latent_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                        int32_t merged_rows, fa_cuda_encoder *encode,

@@ -11,7 +11,7 @@
 
 /* ---- The launch ------------------------------------------------------------------------------ */
 
-/* Rows of a box: of pages, what divides a key tile and a page. */
+/* Rows of a box. With pages, this number divides a key tile and a page. */
 static int32_t find_box_rows(const fa_problem *p, const fa_variant *v)
 {
     int32_t rows = v->keys;
@@ -70,7 +70,7 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* Rows of a page, at least: boxes of fewer would be many. */
+/* The smallest number of rows of a page: smaller pages would need too many boxes. */
 enum { LEAST_PAGE = 16 };
 
 static bool refuse_cache(const fa_problem *p, char *why, size_t size)
@@ -99,8 +99,8 @@ static bool refuse_cache(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
-/* Rows of 8-bit caches, at most: of head dims to 128, and beyond. With more a thread's sums do not
- * fit into its registers. */
+/* The largest number of rows with 8-bit caches, for head dims to 128 and for larger ones. With more rows,
+ * a thread's sums do not fit into its registers. */
 enum { MOST_ROWS_8BIT = 16, MOST_ROWS_8BIT_WIDE = 8 };
 
 static bool refuse_rows(const fa_problem *p, char *why, size_t size)

@@ -1,19 +1,20 @@
 /*
  * Mixed batches of a server: packed queries over a cache, where some sequences have few queries
- * (decode) and others many (a part of a prompt). Two launches share them: one of decode_sm80, and
- * one of the forward kernels. Which sequence is whose is known on the device alone, from
+ * (decode) and others many (a part of a prompt). Two launches share the sequences: one of decode_sm80, and
+ * one of the forward kernels. Only the device knows which sequence belongs to which launch, from
  * cu_seqlens_q.
  *
- * mixed_beside: on Hopper both may run at the same time, decode_sm90, which waits for memory, on some
- * multiprocessors, and forward_sm90, which computes, on the others, and on all when the first one has
- * ended. Neither reads what the other writes. The second launch overlaps the first:
+ * mixed_beside: on Hopper both launches may run at the same time. decode_sm90, which waits for memory,
+ * runs on some multiprocessors. forward_sm90, which computes, runs on the others, and on all when
+ * decode_sm90 has ended. Neither reads what the other writes. The second launch overlaps the first:
  *
- * - It starts when each block of the first one has said so, which these do behind their wait for all
- *   that is in front of both. So that has ended, and no block of the first one has to wait for a
- *   place that the second one has taken. These blocks come first, so the hardware gives them a
- *   multiprocessor each, and the second launch gets the others.
- * - What is behind the second one waits for that one alone. So its last block ends by waiting for the
- *   first one, which else might end later.
+ * - It starts when each block of the first launch has allowed it. The blocks do this after they have
+ *   waited for all earlier work, so that work has ended when the second launch starts. All blocks of
+ *   the first launch are then already running, so none has to wait for a place that the second launch
+ *   has taken. Because they start first, the hardware gives each its own multiprocessor, and the second
+ *   launch gets the others.
+ * - Later work waits only for the second launch. So the last block of the second launch ends by waiting
+ *   for the first launch, which might otherwise end later.
  */
 #include <inttypes.h>
 
@@ -26,15 +27,15 @@
 static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_sm90, &fa_cuda_forward_sm80,
                                                  &fa_cuda_forward_simt};
 
-/* Whether no sequence of such a batch, whose longest may have more, can have few queries: what the
- * others cannot hold is left for one that has more. */
+/* Whether no sequence of such a batch can have few queries, although the longest may have more: the rows
+ * that do not fit into the other sequences are left for this one. */
 static bool has_none_of_few(const fa_problem *p, int64_t few)
 {
     return p->batch <= INT64_MAX / p->max_q && p->batch * p->max_q - p->rows_q < p->max_q - few;
 }
 
-/* Whether one kernel does it better: there are no two kinds of sequences, or a result must not
- * depend on other sequences. That needs no words. */
+/* Whether a single kernel is better: the sequences are all of one kind, or a result must not depend on
+ * other sequences. No reason is given for this refusal. */
 static bool is_uniform(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     const int64_t few = fa_cuda_most_few(p);
@@ -91,10 +92,10 @@ const fa_cuda_family fa_cuda_forward_mixed = {
 /* ---- Both at the same time ------------------------------------------------------------------- */
 
 /*
- * Of so many multiprocessors one has a block of decode_sm90, whose three groups of warps read some 62
- * GB/s together: half of an H200's read nearly all that memory gives. What the few queries cost,
- * multiprocessors times time, is about the same with fewer blocks, but then they end last where the
- * many have little to do.
+ * One of this many multiprocessors has a block of decode_sm90. Its three groups of warps read some 62 GB/s
+ * together, so half of an H200's multiprocessors read nearly at the full rate of memory. With fewer
+ * blocks, the few queries cost about the same (multiprocessors times time), but they end last if the
+ * sequences of many queries have little work.
  */
 enum { SHARE_OF_DEVICE = 2 };
 

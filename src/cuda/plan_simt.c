@@ -1,4 +1,4 @@
-/* forward_simt: everything, in float32 on the FMA units of any GPU. */
+/* forward_simt: every problem, in float32 on the FMA units of any GPU. */
 #include "../../kernels/forward_simt/forward_simt.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"

@@ -1,8 +1,8 @@
 /*
- * forward_sm80: tensor cores by mma.sync, float16 and bfloat16. The same source compiled for Turing,
- * which knows float16 alone and no asynchronous copies, is the family sm75; compiled for float32 inputs
- * whose operands may be rounded to tf32, the family tf32, and with three products in tf32 for each of
- * float32 the family tf32x3.
+ * forward_sm80: tensor cores by mma.sync, float16 and bfloat16. The same source makes other families:
+ * sm75, for Turing, which has only float16 and no asynchronous copies; tf32, for float32 inputs whose
+ * operands may be rounded to tf32; and tf32x3, which computes each float32 product as three products in
+ * tf32.
  */
 #include "cuda/plan_sm80.h"
 
@@ -23,7 +23,7 @@ static int count_smem(const fa_variant *v)
                         v->stages, v->ahead);
 }
 
-/* The kernel counts rows of a sequence in 32 bits, and a tile more. */
+/* The kernel counts rows of a sequence, plus a tile, in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
 
 static bool refuse_sizes(const fa_problem *p, int widest, char *why, size_t size)
@@ -36,14 +36,14 @@ static bool refuse_sizes(const fa_problem *p, int widest, char *why, size_t size
     return fa_cuda_refuse_rows(p, max_rows, why, size);
 }
 
-/* Whether a score needs more than a scale and masks by position. The plain kernel takes the largest
- * score for the largest logit, which a negative scale would turn round. */
+/* Whether a score needs more than a scale and masks by position. The plain kernel assumes that the
+ * largest score gives the largest logit, which is wrong for a negative scale. */
 static bool is_general(const fa_problem *p)
 {
     return fa_cuda_changes_scores(p) || !(p->scale >= 0);
 }
 
-/* Blocks that a multiprocessor has room for. */
+/* The number of blocks that fit on a multiprocessor. */
 static int count_room(const fa_cuda_device *device, const fa_variant *v)
 {
     const int bytes = count_smem(v) + FA_CUDA_STATIC_SMEM + 1024; /* the driver's own */
@@ -60,10 +60,10 @@ static int64_t count_keys(const fa_problem *p, const fa_variant *v)
     return keys / v->keys;
 }
 
-/* Where tasks are short, as many blocks as there is room for do all of them: what a task needs is on its way
- * while the one before it ends. Where they are long, the device starts a block where one has ended, for two
- * blocks on a multiprocessor are not equally fast. Under a causal mask a long task and a short one are a
- * causal pair. Where lengths are unknown each task has a block. */
+/* If tasks are short, as many blocks as fit on the device do all of them: the data of a task is loaded while the
+ * previous task ends. If tasks are long, each task has a block, and the device starts a block when another has
+ * ended, because two blocks on a multiprocessor are not equally fast. Under a causal mask a long and a short task
+ * are a causal pair. If lengths are unknown, each task has a block. */
 static void share_out(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
                       fa_cuda_plan_launch *l)
 {
@@ -103,7 +103,7 @@ static bool queue_sm80(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* Whether a variant is for the problem; one with every option also does without. */
+/* Whether a variant can run the problem; a variant with every option also runs problems without options. */
 static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim, bool general)
 {
     const bool float32 = p->q.dtype == FA_FLOAT32; /* the families tf32 and tf32x3 */

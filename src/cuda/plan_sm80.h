@@ -1,6 +1,6 @@
 /*
- * What a launch of forward_sm80 tells the kernel. It is made apart from the launch, so that
- * tests need no driver.
+ * The parameters of forward_sm80. They are made separately from the launch, so that tests need no
+ * driver.
  */
 #ifndef FA_CUDA_PLAN_SM80_H
 #define FA_CUDA_PLAN_SM80_H

@@ -17,13 +17,13 @@
 #include "cuda/parameters.h"
 #include "cuda/view_map.h"
 
-/* Which kernel a variant is of: forward_sm90_wide, whose blocks are in clusters; forward_tf32_sm90;
- * forward_f16x3_sm90, where they may be; or, where all are false, forward_sm90. */
+/* The kernel of a variant: forward_sm90_wide, whose blocks are in clusters; forward_tf32_sm90;
+ * forward_f16x3_sm90, whose blocks may be in clusters; or, if all are false, forward_sm90. */
 static bool is_tf32(const fa_variant *v) { return v->element == FA_ELEMENT_TF32; }
 static bool is_f16x3(const fa_variant *v) { return v->element == FA_ELEMENT_FLOAT16X3; }
 static bool is_wide(const fa_variant *v) { return v->cluster > 1 && !is_f16x3(v); }
 
-/* Those for float32, which have warps that change tiles, and none that schedules. */
+/* Kernels for float32, which have warps that change tiles, and no scheduler warp. */
 static bool is_float32(const fa_variant *v) { return is_tf32(v) || is_f16x3(v); }
 
 static int count_queries(const fa_variant *v) { return FA_SM90_QUERIES(v->consumers); }
@@ -55,17 +55,17 @@ static int rows_v(const fa_variant *v)
     return is_tf32(v) ? FA_TF32_SM90_VALUE_ROWS : is_wide(v) ? v->v_rows : v->keys;
 }
 
-/* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
+/* The kernel counts rows and keys of a sequence, plus a tile and a mask's edge, in 32 bits. */
 static const int64_t max_rows = (1 << 30) - 4096;
 
-/* Rows of queries that tiles of so many compute. */
+/* The number of rows that are computed if tiles have this many queries. */
 static int64_t padded_rows(const fa_problem *p, const fa_variant *v)
 {
     const int queries = count_queries(v);
     return (p->rows_q + queries - 1) / queries * queries;
 }
 
-/* Whether each row sees few keys. Lengths that the device alone knows do not count: the choice
+/* Whether each row sees few keys. Lengths that only the device knows are ignored, because the choice
  * would depend on the batch. */
 static bool has_short_rows(const fa_problem *p)
 {
@@ -78,9 +78,9 @@ static bool has_short_rows(const fa_problem *p)
     return FA_HAS_SHORT_ROWS(p, keys);
 }
 
-/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Few queries do
- * better with smaller tiles: what is done once for a tile counts more there, and a causal mask
- * hides more of a larger tile (measured on an H200). */
+/* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.
+ * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a
+ * causal mask hides more of a larger tile (measured on an H200). */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more)
 {
@@ -91,8 +91,8 @@ static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
 
 /* ---- Maps ------------------------------------------------------------------------------------ */
 
-/* Rows of keys or values that are loaded at once. Of pages, what divides the page, and the position of
- * a work tile's first key. */
+/* Rows of keys or values that are loaded at once. With pages, this number divides the page and the
+ * position of a work tile's first key. */
 static int32_t find_box(const fa_problem *p, const fa_variant *v, int rows)
 {
     if (!p->block_table) return rows;
@@ -124,8 +124,8 @@ static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
 }
 
 /* The options that change scores or weights. bias: for its map, if FA_SM90_BIAS is among them; NULL: it is read by its
- * strides. Kernels without any, or with one, take the largest score for the largest logit, which a scale below 0 would
- * turn round; with a bias, one must not overflow in units of the scale. */
+ * strides. Kernels with at most one option assume that the largest score gives the largest logit, which is wrong for a
+ * negative scale. With a bias, the bias divided by the scale must not overflow. */
 static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
 {
     const bool mapped = bias && fa_cuda_map_bias(p, bias);
@@ -148,7 +148,7 @@ static const fa_variant *next_variant(const fa_variant *v)
     return v;
 }
 
-/* Whether it has these options, or all of those that there may be. */
+/* Whether the variant has these options, or all options. */
 static bool has_options(const fa_variant *v, int options)
 {
     const bool several = v->options & (v->options - 1);
@@ -176,10 +176,10 @@ static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; 
 
 static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
 
-/* Where lengths are known to the device alone, blocks take few tasks each, and the hardware starts one where another
- * has ended. But a block gets a task's first keys in time only if another task comes before it: so it takes several, as
- * long as enough blocks are left to start. Its tasks lie evenly in a head's, so that they are hardly of one sequence. On
- * an H200, packed sequences: +4 to +20%, short ones up to twice as fast. */
+/* If only the device knows the lengths, each block takes few tasks, and the hardware starts a block when another has
+ * ended. But a block can load a task's first keys in time only during a previous task. So it takes several tasks, as long
+ * as enough blocks are left to start. Its tasks are spread evenly over those of a head, so that they rarely belong to one
+ * sequence. On an H200, packed sequences: +4 to +20%, short ones up to twice as fast. */
 static int64_t count_shares(int64_t takers, const fa_cuda_plan_launch *l)
 {
     int64_t each = l->tasks / (8 * takers);
@@ -203,9 +203,10 @@ static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
     return (uint32_t)(clusters < max ? clusters : max) * l->cluster;
 }
 
-/* Of heads in causal pairs, whether the last ones' work tiles have a balanced schedule, so that blocks end together.
- * These heads are read at the same time, by which wide ones lose more than they gain, unless rows are long
- * (on an H200, two work tiles a block: head dim 64 +4%, 128 and 256 +2% from 4096 queries on and -1% at 2048). */
+/* For heads in causal pairs: whether the work tiles of the last heads have a balanced schedule, so that blocks end
+ * together. The keys of these heads are then read at the same time. For large head dims this costs more than it gains,
+ * unless rows are long (on an H200, two work tiles a block: head dim 64 +4%, 128 and 256 +2% from 4096 queries on and -1%
+ * at 2048). */
 static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     const int64_t many = 32;
@@ -216,8 +217,9 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
     return l->tasks <= INT32_MAX && (p->d <= 64 || l->tiles >= many);
 }
 
-/* So many heads: two work tiles for each block. While they are shared out there must be a pair to do for each
- * block; where there are too few, all heads' work tiles are, in a way that takes no time. */
+/* The number of heads with a balanced schedule: enough for two work tiles for each block. While the schedule is computed,
+ * each block needs a pair to work on. If there are too few pairs, the work tiles of all heads are shared out by a method
+ * that takes no time. */
 static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     const int64_t heads = count_heads(p), blocks = l->grid;
@@ -227,9 +229,9 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
     return balanced * l->tiles <= FA_SM90_MAX_BALANCED_TASKS / 2 * blocks ? balanced : 0;
 }
 
-/* Whether the schedule is dynamic: where rows are so short that memory bounds the rate, which it gives to
- * multiprocessors in unequal shares (on an H200, 8192 rows of 128 at head dim 128: the first block with its
- * equal share of the work ended after 196 us, the last after 290). */
+/* Whether the schedule is dynamic: if rows are so short that memory limits the rate, because multiprocessors get unequal
+ * shares of memory's rate (on an H200, 8192 rows of 128 at head dim 128: with equal shares of the work the first block
+ * ended after 196 us, the last after 290). */
 static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int options)
 {
     const int64_t short_row = 256;
@@ -241,7 +243,7 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
 
 /* ---- The launch ------------------------------------------------------------------------------ */
 
-/* How blocks go through work tiles, and what a task is then. */
+/* How blocks iterate over work tiles, and what a task is. */
 static void set_order(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90_params *params)
 {
     const int64_t takers = l->grid / l->cluster; /* blocks, or clusters of them */
@@ -347,7 +349,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     return plan_16bit(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, device, plan, why, size);
 }
 
-/* Head dims, at most, for which other kernels of forward_sm90 do much better. */
+/* The largest head dims for which other kernels of forward_sm90 are much faster. */
 enum { NARROW = 96 };
 
 bool fa_cuda_add_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,

@@ -1,6 +1,6 @@
 /*
- * What a launch of forward_sm90 or forward_sm90_wide tells the kernel besides fa_attention_params. It is made apart from
- * the launch, so that tests need no driver.
+ * The parameter of forward_sm90 and forward_sm90_wide in addition to fa_attention_params. It is made separately from the
+ * launch, so that tests need no driver.
  */
 #ifndef FA_CUDA_PLAN_SM90_H
 #define FA_CUDA_PLAN_SM90_H
@@ -13,8 +13,8 @@
 bool fa_cuda_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                          fa_cuda_encoder *encode, fa_sm90_params *params, fa_cuda_fault *fault);
 
-/* Adds a launch that runs beside the one in front of it. That one lets it start when all that is in
- * front of both has ended. */
+/* Adds a launch that runs at the same time as the previous one. The previous launch lets it start when all
+ * earlier work has ended. */
 bool fa_cuda_add_beside(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size);
 

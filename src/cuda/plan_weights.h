@@ -1,6 +1,6 @@
 /*
- * What the launch of fa_weights tells its kernel. It is made apart from the launch, so that
- * tests need no driver.
+ * The parameters of the kernel of fa_weights. They are made separately from the launch, so that tests
+ * need no driver.
  */
 #ifndef FA_CUDA_PLAN_WEIGHTS_H
 #define FA_CUDA_PLAN_WEIGHTS_H

@@ -1,4 +1,4 @@
-/* What TMA can be told of a tensor; pure, so that planners may ask on any machine. */
+/* Which tensors TMA can map. This is pure, so that planners can use it on any machine. */
 #include "cuda/tensor_map.h"
 
 #include <stddef.h>
@@ -13,7 +13,7 @@ enum {
     ((uint64_t)1 << 31) /* coordinates are 32 bits with a sign; the format takes 2^32 */
 #define MAX_STRIDE ((uint64_t)1 << 40) /* one less is the last that fits */
 
-/* An axis of one index is never stepped along. */
+/* The stride of an axis with one index is never used. */
 static const char *find_stride_fault(uint64_t stride)
 {
     if (stride == 0) return "an axis is broadcast (its stride is 0)";

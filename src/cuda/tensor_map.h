@@ -26,11 +26,11 @@ enum { FA_TENSOR_MAP_AXES = 5 };
  *   axes        1 to 5
  *   base        a multiple of 16 bytes
  *   extent[i]   1 to 2^31 (the format takes 2^32, but no coordinate reaches there)
- *   stride[i]   bytes, i > 0: a multiple of 16, from 16 to 2^40 - 16. Any order and any overlap
- *               will do: axis 2 may be nearer than axis 1. Of an axis of extent 1 not looked at.
- *               Numbers without a sign: a negative stride cannot be said. 0 is not forbidden by the
- *               documentation, nor promised; fa_tensor_map_fits refuses it, and a caller whose axis
- *               is broadcast gives it extent 1 and always takes index 0.
+ *   stride[i]   bytes, i > 0: a multiple of 16, from 16 to 2^40 - 16. Any order and any overlap is
+ *               allowed: the stride of axis 2 may be smaller than that of axis 1. The stride of an
+ *               axis of extent 1 is ignored. Strides are unsigned, so they cannot be negative. The
+ *               documentation neither allows nor forbids 0; fa_tensor_map_fits refuses it. For a
+ *               broadcast axis the caller gives extent 1 and always uses index 0.
  *   box[i]      1 to 256; box[0] elements are a multiple of 16 bytes, at most 128 because of the swizzle
  * A box may be longer than its extent, and start in front of index 0.
  */
@@ -44,9 +44,8 @@ typedef struct fa_tensor_map_shape {
     uint32_t box[FA_TENSOR_MAP_AXES];
 } fa_tensor_map_shape;
 
-/* Whether a tensor can be mapped; if not, why (unless it is NULL) is what of it stands in the way,
- * for a sentence that begins with the tensor's name: "its address is no multiple of 16 bytes".
- * Pure: needs no driver. */
+/* Whether a tensor can be mapped; if not, why (unless it is NULL) is the reason, for a sentence that
+ * starts with the tensor's name: "its address is no multiple of 16 bytes". Pure: needs no driver. */
 bool fa_tensor_map_fits(const fa_tensor_map_shape *shape, const char **why);
 
 #endif

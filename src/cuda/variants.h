@@ -6,8 +6,8 @@
 
 #include "../../kernels/common/element.h"
 
-/* FA_VARIANT_<name>, the id of each; FA_FIRST_<pass>_<family> and FA_END_<pass>_<family>, the ids of a family's first
- * variant and the one behind its last. The latter and the next id are the same number. */
+/* FA_VARIANT_<name>, the id of each variant; FA_FIRST_<pass>_<family> and FA_END_<pass>_<family>, the ids of a family's
+ * first variant and of the variant after its last one. */
 enum {
 #define VARIANT(name, ...) FA_VARIANT_##name,
 #define FAMILY(pass, name)                                                                         \
@@ -22,8 +22,8 @@ enum {
     FA_NO_VARIANT = -1
 };
 
-/* A row; fields that it does not name are 0. What they mean, kernels/variants.h says. What planners look at while they
- * search comes first. */
+/* A row; fields that it does not name are 0. kernels/variants.h explains the fields. Those that planners read while they
+ * search come first. */
 typedef struct fa_variant {
     fa_element element, cache;
     int head_dim, value_dim, columns, options;

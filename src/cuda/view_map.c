@@ -13,7 +13,7 @@ fa_sm90_steps fa_cuda_map_steps(const fa_view *v)
                            .block = !fa_cuda_is_broadcast(v, 0)};
 }
 
-/* Without a sign, for no stride is too large here: fa_tensor_map_fits looks at it. */
+/* Unsigned, so that no stride is too large here; fa_tensor_map_fits checks it. */
 static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, uint64_t stride_bytes,
                      int32_t box)
 {

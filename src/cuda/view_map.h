@@ -1,5 +1,5 @@
 /*
- * Tensor maps of the caller's tensors, by which the kernels of Hopper load them.
+ * Tensor maps of the caller's tensors, with which the kernels of Hopper load them.
  */
 #ifndef FA_CUDA_VIEW_MAP_H
 #define FA_CUDA_VIEW_MAP_H
@@ -9,7 +9,7 @@
 #include "cuda/tensor_map.h"
 #include "problem.h"
 
-/* Who makes tensor maps: fa_cuda_encode_map, or what stands for TMA in tests. */
+/* The function that makes tensor maps: fa_cuda_encode_map, or its replacement in tests. */
 typedef bool fa_cuda_encoder(fa_tensor_map *map, const fa_tensor_map_shape *shape,
                              fa_cuda_fault *fault);
 
@@ -27,11 +27,11 @@ void fa_cuda_map_view(fa_tensor_map_shape *map, const fa_view *view, int64_t d, 
 fa_view fa_cuda_score_rows(const fa_view *view);
 
 /* Whether TMA can load boxes of 64 x 64 of the bias, and its map: 16-bit elements, an axis for each query, a sequence in each
- * batch item. Where these have lengths of their own, the bias may end with the longest, and what is behind it
- * must not be read; but how long that is only the device knows. */
+ * batch item. If sequences have different lengths, the bias may end with the longest one, and memory after it must not be
+ * read; but only the device knows this length. */
 bool fa_cuda_map_bias(const fa_problem *problem, fa_tensor_map_shape *map);
 
-/* Whether all maps fit; else why says which tensor's does not, and why not. */
+/* Whether all tensors can be mapped; else why names the tensor that cannot, with the reason. */
 bool fa_cuda_maps_fit(const fa_tensor_map_shape *maps, const char *const *names, int count,
                       char *why, size_t size);
 
