@@ -5,10 +5,10 @@
  * head, which one block computes one after the other, the long one first. Work tiles n and tiles + 1 - n make pairs
  * of tiles + 1 units; with an odd number of work tiles the middle one has no partner.
  *
- * Blocks take pairs in rounds, and in the last round some have none. The heads of that round (those from
- * `full_heads` on, of all batch items) may have shorter pairs instead, n and tiles - n: a few more of them, each a
- * unit shorter. Then work tile `tiles` is a pair without a partner, and of an even number of work tiles the middle
- * ones of two heads are a pair.
+ * Blocks take pairs in rounds. In the last round some blocks have no pair. So the heads of that round (those from
+ * `full_heads` on, of all batch items) may have more and shorter pairs instead: n and tiles - n, each a unit shorter.
+ * Then work tile `tiles` has no partner. If the number of work tiles is even, the middle work tiles of two heads are a
+ * pair.
  */
 #ifndef FA_KERNELS_COMMON_CAUSAL_SCHEDULE_H
 #define FA_KERNELS_COMMON_CAUSAL_SCHEDULE_H
@@ -34,8 +34,8 @@ FA_SHARED_FUNCTION int64_t fa_causal_pairs_of_heads(int64_t tiles, int64_t heads
     return full_heads * own + rest / 2 * (tiles + 1) + rest % 2 * (own + (tiles % 2 == 0));
 }
 
-/* How many heads have full pairs, for so many blocks: shorter pairs in the last round must not need another
- * round. */
+/* The number of heads that have full pairs, for this many blocks: shorter pairs in the last round must not need
+ * another round. */
 FA_SHARED_FUNCTION int64_t fa_causal_full_heads(int64_t tiles, int64_t heads, int64_t blocks)
 {
     const int64_t own = fa_causal_pairs(tiles), rounds = heads * own / blocks;
@@ -44,8 +44,8 @@ FA_SHARED_FUNCTION int64_t fa_causal_full_heads(int64_t tiles, int64_t heads, in
     return pairs > (rounds + 1) * blocks ? heads : full_heads;
 }
 
-/* Shorter pairs, for two heads at a time. Of an even number of work tiles the middle ones of both heads are a pair:
- * `second` says which of them is asked for. */
+/* Shorter pairs, for two heads at a time. If the number of work tiles is even, the middle ones of both heads are a
+ * pair; `second` is true for the second of the heads. */
 FA_SHARED_FUNCTION fa_causal_pair fa_causal_short_pair(int64_t pair, int tiles, bool second)
 {
     const int own = (tiles + 1) / 2, middles = tiles % 2 == 0;

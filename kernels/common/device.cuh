@@ -1,5 +1,5 @@
 /*
- * What every kernel's device code uses: the dialect, and the headers of src/ that host and device share.
+ * Included by the device code of every kernel: the dialect, and the headers of src/ that host and device share.
  */
 #ifndef FA_KERNELS_COMMON_DEVICE_CUH
 #define FA_KERNELS_COMMON_DEVICE_CUH
@@ -16,7 +16,8 @@
 FA_DEVICE int64_t fa_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 FA_DEVICE int64_t fa_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* x, which the compiler takes for a number that it cannot compute anew: it keeps it in a register. */
+/* Returns x, but hides its computation from the compiler, so that it keeps x in a register instead of computing it
+ * again. */
 FA_DEVICE uint32_t fa_opaque(uint32_t x)
 {
     __asm__ volatile("" : "+r"(x));

@@ -1,6 +1,6 @@
 /*
- * The dialect of our kernels: CUDA C that is also C. With FA_CUDA_ON_CPU the same source compiles as C for
- * the host (tests/kernels).
+ * The dialect of the kernels: CUDA C that is also C. With FA_CUDA_ON_CPU the same source compiles as C for the
+ * host (tests/kernels).
  */
 #ifndef FA_KERNELS_COMMON_DIALECT_H
 #define FA_KERNELS_COMMON_DIALECT_H
@@ -24,7 +24,7 @@
 
 #define FA_DEVICE static __device__ __forceinline__
 
-/* What the headers of src/ that host and device share are compiled as. */
+/* The qualifiers of functions in the headers of src/ that host and device share. */
 #define FA_DEVICE_CODE 1
 #define FA_SHARED_FUNCTION static __host__ __device__ __forceinline__
 

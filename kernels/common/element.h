@@ -10,8 +10,8 @@
 /* One of FA_ELEMENT_... */
 typedef int32_t fa_element;
 
-/* A type that fa_dtype has as well has the same number. 4 is fa_dtype's boolean, which nobody
- * multiplies. */
+/* Types that are also in fa_dtype have the same number. 4 is fa_dtype's boolean, which is never
+ * multiplied. */
 #define FA_ELEMENT_FLOAT32 0
 #define FA_ELEMENT_FLOAT16 1
 #define FA_ELEMENT_BFLOAT16 2

@@ -1,6 +1,6 @@
 /*
- * From fragments of tensor cores to rows in memory. Of a row of 8-column blocks, lane t of four has columns 2t and
- * 2t + 1 of each block, as one word of two 16-bit numbers ("x2").
+ * Moves fragments of tensor cores to rows in memory. A row consists of blocks of 8 columns. Lane t of four has columns
+ * 2t and 2t + 1 of each block, as one word of two 16-bit numbers ("x2").
  */
 #ifndef FA_KERNELS_COMMON_EXCHANGE_CUH
 #define FA_KERNELS_COMMON_EXCHANGE_CUH
@@ -21,7 +21,7 @@ FA_DEVICE void fa_exchange_words(uint32_t x[4], int t)
     }
 }
 
-/* Elements of a row that ends before column `columns`, one by one. */
+/* Stores a row that ends at column `columns`, element by element. */
 FA_DEVICE void fa_scatter_x2(char *row, int column, int columns, uint32_t x2)
 {
     if (column < columns) ((uint16_t *)row)[column] = (uint16_t)x2;

@@ -1,5 +1,5 @@
 /*
- * Tiles of keys, for kernels whose blocks own the gradients of some: where they are, and which queries see them.
+ * Tiles of keys, for kernels whose blocks own the gradients of keys: where the tiles are, and which queries see them.
  */
 #ifndef FA_KERNELS_COMMON_KEY_TILES_CUH
 #define FA_KERNELS_COMMON_KEY_TILES_CUH
@@ -16,7 +16,7 @@ typedef struct fa_key_tile {
         count; /* where the first row is, and how many there are, at most a tile's */
 } fa_key_tile;
 
-/* The first row of packed sequence s - 1, as fa_packed_start has it for queries. */
+/* The first row of packed sequence s - 1, like fa_packed_start for queries. */
 FA_DEVICE int64_t fa_packed_key_start(const fa_attention_params *p, int64_t s)
 {
     if (s == 0) return 0;
@@ -24,7 +24,7 @@ FA_DEVICE int64_t fa_packed_key_start(const fa_attention_params *p, int64_t s)
     return fa_max64(0, fa_min64(p->cu_seqlens_k[s - 1], p->rows_k));
 }
 
-/* Finds packed tile `number`; common/packed.h says how they are numbered. */
+/* Finds packed tile `number`; common/packed.h defines the numbering. */
 FA_DEVICE void fa_locate_packed_keys(const fa_attention_params *p, int64_t number, int rows,
                                      fa_key_tile *k)
 {
@@ -66,8 +66,8 @@ FA_DEVICE fa_key_tile fa_find_key_tile(const fa_attention_params *p, int64_t tas
     return k;
 }
 
-/* The first query in [0, n_q] that sees keys behind j (sees), or none before j; 0 <= j <= n_k. Both ends of what a query
- * sees never decrease. */
+/* The first query in [0, n_q] that sees a key from j on (sees), or that sees no key before j; 0 <= j <= n_k. From one
+ * query to the next, neither end of the range of keys decreases. */
 FA_DEVICE int64_t fa_search_query(const fa_attention_params *p, const fa_tile *t, int64_t j,
                                   bool sees)
 {

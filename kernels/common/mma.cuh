@@ -1,5 +1,5 @@
 /*
- * The product of a warp in the kernel's element type. Who includes this has defined ELEMENT (common/element.h).
+ * The product of a warp in the kernel's element type. The including file defines ELEMENT (common/element.h).
  */
 #ifndef FA_KERNELS_COMMON_MMA_CUH
 #define FA_KERNELS_COMMON_MMA_CUH
@@ -12,15 +12,16 @@
 #error "common/mma.cuh: ELEMENT is missing"
 #endif
 
-/* Rounded to tf32, to the nearest, ties away from 0, as cvt.rna.tf32 does it: mma drops the last 13 bits. What is not
- * finite stays: a NaN of all ones would become 0. */
+/* Rounds to tf32, to the nearest, ties away from 0, like cvt.rna.tf32: mma drops the last 13 bits. Infinities and NaN do
+ * not change, because rounding would turn a NaN of all ones into 0. */
 FA_DEVICE uint32_t fa_to_tf32(uint32_t x)
 {
     return fabsf(fa_bits_float(x)) < INFINITY ? x + 0x1000u : x;
 }
 
-/* The same in one instruction, which keeps what is not finite by itself: 0.375 to 0.75 of the last place is added, not half
- * of it. The error is 0.625 of it at most, its variance and what is exact in tf32 are as if rounded. */
+/* The same in one instruction, which keeps infinities and NaN: it adds 0.375 to 0.75 of the last place instead of a half.
+ * The error is at most 0.625 of the last place. Its variance is that of rounding, and numbers that are exact in tf32 do not
+ * change. */
 FA_DEVICE uint32_t fa_near_tf32(uint32_t x)
 {
     return __float_as_uint(fa_bits_float(x) * (1.0f + 3.0f / 8192.0f));

@@ -1,9 +1,9 @@
 /*
- * O += P V of one warp where some values are infinite or NaN, and hidden from some rows: a weight of 0 must leave them out,
- * though 0 * NaN is NaN. The products are computed of what is finite, and infinities and NaN are added where the
- * weight is not 0.
+ * O += P V of one warp if some values are infinite or NaN and hidden from some rows: a weight of 0 must exclude them,
+ * although 0 * NaN is NaN. The products use finite values only. Then infinities and NaN are added where the weight is not
+ * 0.
  *
- * Who includes this has defined ELEMENT (common/element.h), M_TILES and D_TILES, the 16-row and 8-column tiles of the
+ * The including file defines ELEMENT (common/element.h), M_TILES and D_TILES, the 16-row and 8-column tiles of the
  * warp's part of the output. v: the address of this lane's fragments of 16 keys' values (ptx/ldmatrix.cuh).
  */
 #ifndef FA_KERNELS_COMMON_NONFINITE_VALUES_CUH
@@ -14,7 +14,7 @@
 #include "common/x2.cuh"
 #include "ptx/ldmatrix.cuh"
 
-/* The address of the fragments `block` times 16 columns behind those of v. A kernel whose tiles are swizzled has its own. */
+/* The address of the fragments `block` times 16 columns after those of v. A kernel with swizzled tiles has its own version. */
 #ifndef FA_VALUE_BLOCK
 #define FA_VALUE_BLOCK(v, block) ((v) + (uint32_t)((block)*32))
 #endif

@@ -3,12 +3,12 @@
  * and the
  * kernels, which find out what a number stands for.
  *
- * The tiles of all sequences stand in one row without anybody having added up their lengths. Sequence s, rows
+ * The tiles of all sequences are numbered consecutively, without a sum over their lengths. Sequence s, rows
  * [start, end), gets the numbers from start / tile + s on; the next one begins at end / tile + s + 1, which leaves
  * room
- * for its ceil((end - start) / tile) tiles. A number without rows stands for nothing. The rows in front of the first
- * sequence and behind the last one count as two more sequences, 0 and batch + 1, without queries or keys: only zeros
- * are written there.
+ * for its ceil((end - start) / tile) tiles. A number without rows is unused. The rows before the first sequence and
+ * after the last one count as two more sequences, 0 and batch + 1, without queries or keys: only zeros are written
+ * there.
  */
 #ifndef FA_KERNELS_COMMON_PACKED_H
 #define FA_KERNELS_COMMON_PACKED_H
@@ -16,7 +16,7 @@
 /* The number of a sequence's first tile. start: its first row; tile: rows of a tile. */
 #define FA_PACKED_FIRST_TILE(start, tile, s) ((start) / (tile) + (s))
 
-/* How many numbers there are for so many rows of `batch` sequences: the last one is that of the last sequence's
+/* How many numbers there are for this many rows of `batch` sequences: the last number is that of the last sequence's
  * end. */
 #define FA_PACKED_TILES(rows, tile, batch) (FA_PACKED_FIRST_TILE(rows, tile, (batch) + 1) + 1)
 

@@ -1,5 +1,5 @@
-/* The parameter of an attention kernel: what it needs of fa_problem. src/cuda/parameters.c fills it in; it is
- * passed by value. Host and device share it. */
+/* The parameter of an attention kernel: the parts of fa_problem that kernels need. src/cuda/parameters.c fills it in;
+ * it is passed by value. Host and device share it. */
 #ifndef FA_KERNELS_COMMON_PARAMS_H
 #define FA_KERNELS_COMMON_PARAMS_H
 

@@ -1,6 +1,6 @@
 /*
- * What the kernels on FMA units of backward and weights share beside simt.cuh: their shared memory, a product of
- * scores over all columns, and the sequence of a tile. The build defines OWN.
+ * Code that the kernels on FMA units of backward and weights share in addition to simt.cuh: their shared memory, a
+ * product of scores over all columns, and the sequence of a tile. The build defines OWN.
  */
 #ifndef FA_KERNELS_COMMON_PASS_TILES_CUH
 #define FA_KERNELS_COMMON_PASS_TILES_CUH

@@ -6,7 +6,7 @@
 
 #include "common/device.cuh"
 
-/* The max over 4 or 8 neighbouring lanes, as `lanes` says; all of them get it. */
+/* The max over `lanes` neighbouring lanes, 4 or 8; all of them get it. */
 FA_DEVICE float fa_max_over_lanes(float x, int lanes)
 {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));

@@ -48,8 +48,8 @@ FA_DEVICE char *fa_view_row(const fa_kernel_view *v, int64_t block, int64_t row,
                          fa_element_size(v->dtype);
 }
 
-/* How four neighbours are fetched. A kernel branches on it once and then loops, so that the
- * loads of a loop can be in flight together. */
+/* How four neighbours are fetched. A kernel branches on this once and then loops, so that all loads of
+ * a loop can be in flight at the same time. */
 enum { FA_FETCH_FLOAT32, FA_FETCH_FLOAT16, FA_FETCH_BFLOAT16, FA_FETCH_ANY };
 
 FA_DEVICE int fa_fetch_kind(const fa_kernel_view *v)
@@ -67,7 +67,7 @@ FA_DEVICE float4 fa_fetch_each(const char *row, int dtype, int column, int colum
     return x;
 }
 
-/* Elements column .. column+3 of a row of so many columns; zeros behind its end. */
+/* Elements column .. column+3 of a row of this many columns; zeros after its end. */
 FA_DEVICE float4 fa_fetch4(const char *row, int kind, int dtype, int column, int columns)
 {
     if (kind == FA_FETCH_ANY) return fa_fetch_each(row, dtype, column, columns);
@@ -89,7 +89,7 @@ FA_DEVICE uint32_t fa_pack(int dtype, float low, float high)
     return a | b << 16;
 }
 
-/* The opposite of fa_fetch4. Elements behind the row's end are not written. */
+/* The opposite of fa_fetch4. Elements after the row's end are not written. */
 FA_DEVICE void fa_store4(char *row, const fa_kernel_view *v, int column, int columns, float4 x)
 {
     if (v->vector && column + 3 < columns) {
@@ -105,7 +105,7 @@ FA_DEVICE void fa_store4(char *row, const fa_kernel_view *v, int column, int col
     if (column + 3 < columns) fa_store_element(row, v->dtype, column + 3, x.w);
 }
 
-/* The same of a row of float32, for kernels that know no other type. whole: rows are made of
+/* The same for a row of float32, for kernels that support no other type. whole: rows consist of
  * aligned vectors of 16 bytes. */
 FA_DEVICE void fa_store4_float32(char *row, bool whole, int column, int columns, float4 x)
 {

@@ -1,10 +1,10 @@
 /*
- * The score options for kernels on tensor cores, on fragments. Of two rows r of a tile a thread holds the elements
- * 4j + 2r + c, which are the keys 8j + c from its first one on (c 0 or 1; accumulators of wgmma and of mma.m16n8k16
- * alike).
+ * The score options for kernels on tensor cores, on fragments. A thread has elements of two rows r of a tile. Element
+ * 4j + 2r + c is for key 8j + c, counted from the thread's first key (c is 0 or 1). This is the layout of accumulators
+ * of both wgmma and mma.m16n8k16.
  *
- * Each option has a loop of its own, and no branches for single keys: they would cost more than they save. The
- * arithmetic of one score is in score_options.cuh. Who includes this has defined FRAGMENT_KEYS, the keys of a tile.
+ * Each option has its own loop, and no branches for single keys: they would cost more than they save. The arithmetic
+ * of one score is in score_options.cuh. The including file defines FRAGMENT_KEYS, the number of keys of a tile.
  */
 #ifndef FA_KERNELS_COMMON_SCORE_FRAGMENTS_CUH
 #define FA_KERNELS_COMMON_SCORE_FRAGMENTS_CUH
@@ -49,9 +49,9 @@ FA_DEVICE void fa_add_alibi(float *s, int r, float slope, float distance)
         }
 }
 
-/* The bias and the mask of keys that the row does not see are not read. Their scores are hidden afterwards, so any
- * number does: the nearest key that the row sees is read instead. A row that sees no key has none: with a causal mask
- * and more queries than keys its window [lo, hi) ends in front of key 0. */
+/* The bias and the mask of keys that the row does not see must not be read. The nearest key that the row sees (fa_inside)
+ * is read instead, because the scores are hidden afterwards anyway. A row that sees no key has no such key: with a causal
+ * mask and more queries than keys, its window [lo, hi) ends before key 0. */
 
 FA_DEVICE bool fa_sees_nothing(const fa_fragment_row *row)
 {
@@ -141,7 +141,7 @@ FA_DEVICE void fa_hide_fragment(float *s, int r, int lo, int hi)
             if (8 * j + c < lo || 8 * j + c >= hi) s[4 * j + 2 * r + c] = -INFINITY;
 }
 
-/* The same where nothing is hidden on the left. */
+/* The same if nothing is hidden on the left. */
 FA_DEVICE void fa_hide_behind(float *s, int r, int hi)
 {
 #pragma unroll

@@ -1,27 +1,27 @@
 /*
- * The score options: scale, softcap, ALiBi, bias, boolean mask and dropout, in the order that flashattn.h states.
- * This is the one place where their arithmetic is; every forward and backward kernel calls it.
+ * The score options: scale, softcap, ALiBi, bias, boolean mask and dropout, in the order of flashattn.h. Their
+ * arithmetic is defined only here; every forward and backward kernel calls it.
  *
- * An option is a function of one score here. Kernels apply it in one of three forms:
+ * Here an option is a function of one score. Kernels apply it in one of three forms:
  *   fa_logit             one score of query i and key j, float32 kernels (and fa_logit_slope for backward)
  *   fa_row_logit         one score of a row, whose addresses and slope are found once (fa_logit_row_of)
  *   score_fragments.cuh  a thread's fragment of a tile, option by option, 16-bit kernels
  *
- * To add an option, or a score function of one's own:
- *   1. its parameters in params.h (src/cuda/parameters.c fills them in);
- *   2. the question whether there are any: in fa_has_score_options here, fa_has_row_options (score_fragments.cuh),
- *      fa_cuda_changes_scores (src/cuda/family.c; without it forward_sm80 takes the kernel without options) and
+ * To add an option, or your own score function, add
+ *   1. its parameters to params.h (src/cuda/parameters.c fills them in);
+ *   2. the check whether it is used: in fa_has_score_options here, fa_has_row_options (score_fragments.cuh),
+ *      fa_cuda_changes_scores (src/cuda/family.c; without it forward_sm80 chooses the kernel without options) and
  *      find_options (src/cuda/plan_sm90.c; FA_SM90_BY_ROWS is the general form);
  *   3. its function of one score below, and its derivative if the gradient of a score passes through it;
  *   4. a line in each of fa_logit, fa_logit_slope, fa_row_logit and fa_change_row (score_fragments.cuh), and in
- *      forward_sm90/options.cuh if it is to have a form of its own there; forward_sm90/float32_options.cuh has forms
- *      for kernels of float32.
- * The masks by position are not options: a kernel knows from fa_tile_visible which keys a row sees, and hides the
+ *      forward_sm90/options.cuh if it needs its own form there; forward_sm90/float32_options.cuh has forms for
+ *      kernels of float32.
+ * The masks by position are not options: fa_tile_visible tells a kernel which keys a row sees, and the kernel hides the
  * others with -infinity.
  *
- * forward_sm90/options.cuh has further forms, for speed, of the same functions: scores in other units than powers
- * of 2, so that scale and softcap become part of the exponent's multiply-add; a series for the softcap; ALiBi as a
- * linear function left of the diagonal; a bias that TMA loads; and dropout by 16-bit comparisons in one register.
+ * forward_sm90/options.cuh has faster forms of the same functions: scores in other units than powers of 2, so that
+ * scale and softcap become part of the exponent's multiply-add; a series for the softcap; ALiBi as a linear function
+ * left of the diagonal; a bias that TMA loads; and dropout by 16-bit comparisons in one register.
  */
 #ifndef FA_KERNELS_COMMON_SCORE_OPTIONS_CUH
 #define FA_KERNELS_COMMON_SCORE_OPTIONS_CUH
@@ -62,9 +62,9 @@ FA_DEVICE float fa_softcap_slope(float x, float softcap)
     return 1.0f - y * y;
 }
 
-/* tanh to 2e-7, near 0 relatively so: by one exponential and one division, or by its series. The special-function
- * unit's own tanh is right to 11 bits: with a softcap of 30 that is an error of 0.015 in the exponent, 2.6 times
- * what rounding to float16 does to a peaked row. */
+/* tanh with an error of 2e-7, relative to the result near 0: by one exponential and one division, or by its series. The
+ * special-function unit's tanh has only 11 correct bits: with a softcap of 30 that is an error of 0.015 in the exponent,
+ * 2.6 times the effect of rounding to float16 on a peaked row. */
 FA_DEVICE float fa_tanh_fast(float x)
 {
 #ifdef FA_CUDA_ON_CPU
@@ -80,7 +80,7 @@ FA_DEVICE float fa_tanh_fast(float x)
 #endif
 }
 
-/* tanh to 2e-7, relatively, for |x| up to 0.75. */
+/* tanh with a relative error of 2e-7, for |x| up to 0.75. */
 FA_DEVICE float fa_tanh_small(float x)
 {
     const float y = x * x;
@@ -92,8 +92,8 @@ FA_DEVICE float fa_tanh_small(float x)
     return series * x;
 }
 
-/* tanh for kernels with float32's errors: right to 2^-23, relatively, up to 0.75 by its series (to 1.7 * 2^-24), beyond
- * by an exponential and a reciprocal. */
+/* tanh for kernels with errors of float32's size, with a relative error of 2^-23: up to 0.75 by its series (1.7 * 2^-24),
+ * above by an exponential and a reciprocal. */
 FA_DEVICE float fa_tanh_series(float x)
 {
     const float y = x * x;
@@ -160,7 +160,7 @@ FA_DEVICE float fa_logit_slope(const fa_attention_params *p, float x)
     return p->softcap > 0.0f ? fa_softcap_slope(x, p->softcap) : 1.0f;
 }
 
-/* What the options of a row have in common. */
+/* The addresses and numbers that all scores of a row share. */
 typedef struct fa_logit_row {
     const char *bias;    /* of key 0; NULL: none */
     const uint8_t *mask; /* the same */
@@ -192,7 +192,7 @@ FA_DEVICE float fa_row_logit(const fa_attention_params *p, const fa_logit_row *r
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
-/* What chooses the random bits of one batch item and head: those of fa_dropout_block (src/philox.h). */
+/* The numbers that determine the random bits of one batch item and head, for fa_dropout_block (src/philox.h). */
 typedef struct fa_dropout {
     uint64_t seed, offset;
     int64_t batch_head;
@@ -213,7 +213,7 @@ FA_DEVICE float fa_dropout_factor(const fa_attention_params *p, uint32_t bits)
     return bits >= p->dropout_threshold ? p->dropout_scale : 0.0f;
 }
 
-/* All bits of the halves of two 16-bit weights that are kept; kept ones are scaled at the end of a row. */
+/* A mask with all bits of the halves of two 16-bit weights that are kept; these are scaled at the end of a row. */
 FA_DEVICE uint32_t fa_dropout_mask_x2(const fa_attention_params *p, uint32_t bits)
 {
     const uint32_t low = (bits & 0xffffu) >= p->dropout_threshold;
@@ -221,8 +221,8 @@ FA_DEVICE uint32_t fa_dropout_mask_x2(const fa_attention_params *p, uint32_t bit
     return low * 0xffffu | high * 0xffff0000u;
 }
 
-/* The factors of single weights, one after the other. The thread keeps the last block of bits: neighbours mostly
- * share it. */
+/* The factors of single weights, one after another. The thread keeps the last block of bits, which neighbours usually
+ * share. */
 typedef struct fa_dropout_cache {
     fa_dropout dropout;
     int64_t i, j; /* of the block's first column; -1: none yet */

@@ -1,5 +1,5 @@
 /* Which sequence and which queries a block works on, and where they are in memory. Lengths are read here, on the
- * device, and clamped to the tensors. common/packed.h says how tiles of packed queries are numbered. */
+ * device, and clamped to the tensors. common/packed.h defines the numbering of tiles of packed queries. */
 #ifndef FA_KERNELS_COMMON_SEQUENCE_CUH
 #define FA_KERNELS_COMMON_SEQUENCE_CUH
 
@@ -25,7 +25,7 @@ FA_DEVICE int64_t fa_packed_start(const fa_attention_params *p, int64_t s)
     return fa_max64(0, fa_min64(p->cu_seqlens_q[s - 1], p->rows_q));
 }
 
-/* The last sequence whose first tile is not behind this one. */
+/* The last sequence whose first tile is not after this one. */
 FA_DEVICE int64_t fa_find_packed(const fa_attention_params *p, int64_t tile, int rows)
 {
     int64_t low = 0, high = p->batch + 2;
@@ -78,8 +78,8 @@ FA_DEVICE void fa_locate_keys(const fa_attention_params *p, fa_tile *t)
     if (p->seqlens_k) t->n_k = fa_max64(0, fa_min64(p->seqlens_k[t->batch], t->n_k));
 }
 
-/* Which batch item and head a task is of; returns the tile's tile among theirs. Of a head's tiles the last
- * comes first: under a causal mask it is the longest. */
+/* Finds the batch item and head of a task, and returns the tile's number among their tiles. A head's last tile comes
+ * first, because it is the longest under a causal mask. */
 FA_DEVICE int64_t fa_locate_task(const fa_attention_params *p, int64_t task, fa_tile *t)
 {
     if (p->tasks >> 31 || p->heads_q >> 16) {
@@ -89,7 +89,7 @@ FA_DEVICE int64_t fa_locate_task(const fa_attention_params *p, int64_t task, fa_
         t->head_kv = fa_divide(t->head, fa_divide(p->heads_q, p->heads_kv));
         return p->tiles - 1 - (task - outer * p->tiles);
     }
-    /* All in 32 bits, without branches: the block waits for it. */
+    /* In 32 bits and without branches, because the block waits for the result. */
     const uint32_t tiles = (uint32_t)p->tiles, heads = (uint32_t)p->heads_q;
     const uint32_t outer = (uint32_t)task / tiles, batch = outer / heads;
     const uint32_t head = outer - batch * heads;
@@ -99,7 +99,7 @@ FA_DEVICE int64_t fa_locate_task(const fa_attention_params *p, int64_t task, fa_
     return tiles - 1 - ((uint32_t)task - outer * tiles);
 }
 
-/* Task number `task` with tiles of so many rows. */
+/* Task number `task`, for tiles of this many rows. */
 FA_DEVICE fa_tile fa_find_tile(const fa_attention_params *p, int64_t task, int rows)
 {
     fa_tile t;
@@ -111,7 +111,7 @@ FA_DEVICE fa_tile fa_find_tile(const fa_attention_params *p, int64_t task, int r
     return t;
 }
 
-/* Sequence b, a query head and its key/value head: where queries and keys are. The first query of the tile is not set. */
+/* Where the queries and keys of sequence b, a query head and its key/value head are. Does not set the tile's first query. */
 FA_DEVICE void fa_locate_sequence_of(const fa_attention_params *p, int64_t b, int64_t head,
                                      int64_t head_kv, fa_tile *t)
 {
@@ -136,12 +136,12 @@ FA_DEVICE void fa_locate_sequence(const fa_attention_params *p, int64_t b, int64
     fa_locate_sequence_of(p, b, head, fa_divide(head, fa_divide(p->heads_q, p->heads_kv)), t);
 }
 
-/* Kernels that take chunked attention define this; the others' planners refuse it. */
+/* Kernels that support chunked attention define this; the planners of other kernels refuse it. */
 #ifndef HAS_ATTENTION_CHUNKS
 #define HAS_ATTENTION_CHUNKS 0
 #endif
 
-/* By causal masks and windows alone. */
+/* By causal masks and windows only. */
 FA_DEVICE fa_range fa_tile_unchunked(const fa_attention_params *p, const fa_tile *t, int64_t i)
 {
     return fa_visible_keys(p->causal, p->window_left, p->window_right, t->n_k, i + t->diagonal);

@@ -1,14 +1,14 @@
 /*
  * Tiles, loads and products of kernels on the FMA units, in float32. Results belong to "own" rows (queries or
- * keys), and a block walks over tiles of "other" rows.
+ * keys), and a block loops over tiles of "other" rows.
  *
- * 128 threads. Thread (x, y) of 8 x 16 has own rows y, y+16, ...; of scores the columns x, x+8, ..., of results
- * the columns 4x .. 4x+3 of each 32. A row belongs to 8 neighbours of one warp. Operands go through shared memory
- * in chunks of CHUNK columns. Rows are 4 words more than a power of two apart: then the 128-bit accesses of a warp
- * have no bank conflicts.
+ * A block has 128 threads. Thread (x, y) of 8 x 16 has own rows y, y+16, ...; columns x, x+8, ... of scores, and
+ * columns 4x .. 4x+3 of each 32 columns of results. A row belongs to 8 neighbours of one warp. Operands go through
+ * shared memory in chunks of CHUNK columns. Rows are a power of two plus 4 words apart, so that the 128-bit accesses of
+ * a warp have no bank conflicts.
  *
- * Who includes this has defined OWN and OTHERS, the rows of a tile, and CHUNK; and PART_GROUPS, groups of 4
- * columns of a thread's row, where fewer than a chunk has are multiplied at a time.
+ * The including file defines OWN and OTHERS, the rows of a tile, and CHUNK. It defines PART_GROUPS, groups of 4
+ * columns of a thread's row, if fewer groups than those of a chunk are multiplied at a time.
  */
 #ifndef FA_KERNELS_COMMON_SIMT_CUH
 #define FA_KERNELS_COMMON_SIMT_CUH
@@ -39,9 +39,8 @@ enum {
     BATCH = 4 /* loads that a thread has in flight */
 };
 
-/* Rows start, start+1, ... of a tensor, of which only [from, to) are read; the others count as
- * zeros. Queries that are not in a row: index says which, and those at `to` or behind are not
- * read. */
+/* Rows start, start+1, ... of a tensor. Only [from, to) are read; the others count as zeros. For queries
+ * that are not consecutive, index lists them, and those from `to` on are not read. */
 typedef struct fa_rows {
     const fa_kernel_view *view;
     int columns;
@@ -89,7 +88,7 @@ FA_DEVICE const char *row_address(const fa_attention_params *p, const fa_tile *t
     return fa_view_row(rows->view, t->block_q, t->start_q + i, t->head);
 }
 
-/* Columns column .. column+CHUNK-1 of so many rows. Returns 0, or NaN if something in them is not
+/* Columns column .. column+CHUNK-1 of this many rows. Returns 0, or NaN if one of the numbers is not
  * finite. */
 FA_DEVICE float load_rows_as(const fa_attention_params *p, const fa_tile *t, const fa_rows *rows,
                              int count, float *to, int kind, int column)
@@ -176,7 +175,7 @@ FA_DEVICE void add_rows(const float *weights, const float *other, int count,
     }
 }
 
-/* The same for rows that hold infinities or NaN, which a weight of 0 must not meet. */
+/* The same for rows with infinities or NaN, which must not be multiplied by a weight of 0. */
 FA_DEVICE void add_rows_skip_zeros(const float *weights, const float *other, int count,
                                    float result[ROWS][PART_GROUPS][4])
 {
@@ -199,8 +198,8 @@ FA_DEVICE void add_rows_skip_zeros(const float *weights, const float *other, int
     }
 }
 
-/* result = weights other: what one tile adds to the results. The caller adds it up, so that a chain of sums is as long
- * as a tile. bad: the other rows are not all finite. */
+/* result = weights other: the part of one tile in the results. The caller sums these parts, so that a chain of sums is
+ * only as long as a tile. bad: the other rows are not all finite. */
 FA_DEVICE void sum_rows(const float *weights, const float *other, int count, bool bad,
                         float result[ROWS][PART_GROUPS][4])
 {

@@ -1,17 +1,17 @@
 /*
- * The product of scores on the FMA units. It has a header of its own as the order of definitions decides how the compiler
- * vectorizes loads of backward_dkv_simt_d256: there it must follow fa_shared_of.
+ * The product of scores on the FMA units. It is a separate header because the order of definitions determines how the
+ * compiler vectorizes loads of backward_dkv_simt_d256: there it must come after fa_shared_of.
  */
 #ifndef FA_KERNELS_COMMON_SIMT_SCORES_CUH
 #define FA_KERNELS_COMMON_SIMT_SCORES_CUH
 
 #include "common/simt.cuh"
 
-/* Columns of scores that are one chain of fused multiply-adds: an error grows with the chain's length. The same in
- * forward and backward, whose scores then have the same errors, which cancel in exp(S - lse). */
+/* Columns of scores in one chain of fused multiply-adds: errors grow with the chain's length. Forward and backward use
+ * the same length, so that their scores have the same errors, which cancel in exp(S - lse). */
 enum { CHAIN = 64 };
 
-/* Steps of 4 columns in the loop's body; 1 where two need more registers than there are. */
+/* Steps of 4 columns in the loop's body; 1 if two steps would need too many registers. */
 #ifndef CHAIN_STEPS
 #define CHAIN_STEPS 2
 #endif
@@ -47,7 +47,7 @@ FA_DEVICE void add_chain(const fa_shared *shared, int from, int to, float chain[
 #define ONE_CHAIN 0
 #endif
 
-/* scores += own other^T over the first so many columns of the chunk. */
+/* scores += own other^T over the first columns of the chunk. */
 FA_DEVICE void add_scores(const fa_shared *shared, int columns, float scores[ROWS][COLUMNS])
 {
     if (ONE_CHAIN) {

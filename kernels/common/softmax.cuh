@@ -7,7 +7,7 @@
 
 #define FA_LOG2E 1.44269504088896340736f
 
-/* exp(x - base) with 2 ulp of the exponential itself. */
+/* exp(x - base); the exponential has an error of 2 ulp. */
 FA_DEVICE float fa_weight(float x, float base) { return exp2f((x - base) * FA_LOG2E); }
 
 /* The base of a row with this max. A row that has seen no key has base 0: then its weights are 0, not NaN. */
@@ -19,8 +19,8 @@ FA_DEVICE float fa_softmax_rescale(float old, float base)
     return old == -INFINITY ? 0.0f : fa_weight(old, base);
 }
 
-/* sum += x. What rounding takes from it is added to `rest`: what is added and the sum so far, each less what of it is
- * in the new sum (Knuth, The Art of Computer Programming, volume 2, section 4.2.2). */
+/* sum += x, and the rounding error is added to `rest`. It is what the new sum lacks of x and of the old sum (Knuth, The
+ * Art of Computer Programming, volume 2, section 4.2.2). */
 FA_DEVICE void fa_add_exactly(float *sum, float *rest, float x)
 {
     const float old = *sum, joint = old + x, added = joint - old;

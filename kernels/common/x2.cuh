@@ -1,5 +1,5 @@
 /*
- * Two 16-bit numbers in a register ("x2"), in the kernel's element type. Who includes this has defined ELEMENT
+ * Two 16-bit numbers in a register ("x2"), in the kernel's element type. The including file defines ELEMENT
  * (common/element.h).
  */
 #ifndef FA_KERNELS_COMMON_X2_CUH
@@ -33,13 +33,13 @@ FA_DEVICE uint32_t fa_pack_x2(float low, float high)
 #endif
 }
 
-/* The top bit of each half that is infinite or NaN: one more in the exponent carries into it. */
+/* The top bit of each half that is infinite or NaN: adding one to the exponent carries into it. */
 FA_DEVICE uint32_t fa_x2_not_finite(uint32_t x2)
 {
     return ((x2 & FA_X2_EXPONENTS) + FA_X2_CARRY) & 0x80008000u;
 }
 
-/* The top bit of each half that is not 0, whatever its sign. */
+/* The top bit of each half that is not 0, for both signs. */
 FA_DEVICE uint32_t fa_x2_not_zero(uint32_t x2)
 {
     return ((x2 & 0x7fff7fffu) + 0x7fff7fffu) & 0x80008000u;

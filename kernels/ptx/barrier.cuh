@@ -35,7 +35,7 @@ FA_DEVICE void ptx_mbarrier_arrive(uint64_t *barrier)
                  : "memory");
 }
 
-/* The same if condition is not 0. It is predicated: a branch would cost about 15 cycles. */
+/* The same if condition is not 0. The instruction is predicated, because a branch would cost about 15 cycles. */
 FA_DEVICE void ptx_mbarrier_arrive_if(uint64_t *barrier, int condition)
 {
     asm volatile("{\n"
@@ -47,8 +47,8 @@ FA_DEVICE void ptx_mbarrier_arrive_if(uint64_t *barrier, int condition)
                  : "memory");
 }
 
-/* The same. The assembler moves instructions that depend on the returned number behind the arrival; it may
- * delay an arrival without a result. */
+/* The same. The assembler keeps instructions that depend on the returned number after the arrival; it may delay an
+ * arrival without a result. */
 FA_DEVICE uint32_t ptx_mbarrier_arrive_token_if(uint64_t *barrier, int condition)
 {
     uint32_t token;
@@ -75,8 +75,8 @@ FA_DEVICE void ptx_mbarrier_arrive_expect(uint64_t *barrier, int bytes)
         : "memory");
 }
 
-/* Arrives when this thread's copies (cp_async.cuh) have come that it has issued so far. It is one of
- * the arrivals that the barrier was initialized with. */
+/* Arrives when all copies (cp_async.cuh) that this thread has issued so far are complete. It counts as one
+ * of the arrivals with which the barrier was initialized. */
 FA_DEVICE void ptx_mbarrier_arrive_behind_copies(uint64_t *barrier)
 {
     asm volatile(
@@ -103,13 +103,13 @@ FA_DEVICE void ptx_mbarrier_wait(uint64_t *barrier, int parity)
     PTX_MBARRIER_WAIT("", barrier, parity);
 }
 
-/* The same where another block of the cluster arrives or sends the bytes. */
+/* The same if another block of the cluster arrives or sends the bytes. */
 FA_DEVICE void ptx_mbarrier_wait_cluster(uint64_t *barrier, int parity)
 {
     PTX_MBARRIER_WAIT(".acquire.cluster", barrier, parity);
 }
 
-/* Whether the phase of this parity has ended. It orders nothing: who needs what was written waits as well. */
+/* Whether the phase of this parity has ended. It orders nothing: a thread that reads the data must also wait. */
 FA_DEVICE bool ptx_mbarrier_is_over(uint64_t *barrier, int parity)
 {
     int over;
@@ -124,9 +124,9 @@ FA_DEVICE bool ptx_mbarrier_is_over(uint64_t *barrier, int parity)
     return over;
 }
 
-/* Arrives at the same barrier of block `peer` of the cluster, if condition is not 0. It says that products
- * which have ended no longer read shared memory. It orders no other accesses: a release to the cluster
- * would wait for stores to global memory, too. */
+/* Arrives at the same barrier of block `peer` of the cluster, if condition is not 0. It tells the peer that
+ * completed products no longer read shared memory. It orders no other accesses: a release to the cluster
+ * would also wait for stores to global memory. */
 FA_DEVICE void ptx_mbarrier_arrive_peer_if(uint64_t *barrier, int peer, int condition)
 {
     asm volatile("{\n"
@@ -140,13 +140,13 @@ FA_DEVICE void ptx_mbarrier_arrive_peer_if(uint64_t *barrier, int peer, int cond
 
 /* ---- Named barriers -------------------------------------------------------------------------- */
 
-/* Waits until `threads` threads of the block, whole warps, have come to barrier `id` (1 to 15). */
+/* Waits until `threads` threads of the block, in whole warps, have arrived at barrier `id` (1 to 15). */
 FA_DEVICE void ptx_named_barrier_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Counts as one of them, and does not wait. */
+/* Arrives as one of them, without waiting. */
 FA_DEVICE void ptx_named_barrier_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -52,8 +52,8 @@ FA_DEVICE float ptx_half_to_float(uint16_t h)
     return x;
 }
 
-/* Four numbers of float8 e4m3 as float16, which is exact: the two of the lower half of x, and the
- * two of the upper one. From Ada on. */
+/* Converts four float8 e4m3 numbers to float16, which is exact: the two of the lower half of x, and the two
+ * of the upper half. From Ada on. */
 FA_DEVICE void ptx_unpack_e4m3x4(uint32_t x, uint32_t *low, uint32_t *high)
 {
     asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\n"

@@ -18,12 +18,12 @@ FA_DEVICE void ptx_cp_async_16(uint32_t to, const void *from, bool wanted)
                  : "memory");
 }
 
-/* What createpolicy.fractional.L2::evict_first.b64 gives for a fraction of 1: the compiler makes it of
- * constants, too, but keeps it in registers that it moves in front of each copy. */
+/* The result of createpolicy.fractional.L2::evict_first.b64 for a fraction of 1. With the instruction, the compiler
+ * also makes this constant, but keeps it in registers that it moves before each copy. */
 #define PTX_EVICT_FIRST 0x12f0000000000000ull
 
-/* The same for rows that are read whole, and once: the second-level cache gets all 128 bytes around, and gives them up
- * first. */
+/* The same for rows that are read completely and once: the second-level cache fetches the surrounding 128 bytes, and
+ * evicts them first. */
 FA_DEVICE void ptx_cp_async_16_once(uint32_t to, const void *from, bool wanted)
 {
     asm volatile(
@@ -43,7 +43,7 @@ FA_DEVICE void ptx_cp_async_4(uint32_t to, const void *from, bool wanted)
 /* Ends a group of this thread's copies, which may be none. */
 FA_DEVICE void ptx_cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/* Waits for all groups of this thread but the last `pending` ones, a constant. */
+/* Waits for all groups of this thread except the last `pending` ones, a constant. */
 #define ptx_cp_async_wait(pending) asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory")
 
 /* Waits for all copies of this thread. Other threads see them after a barrier. */

@@ -1,6 +1,6 @@
 /*
- * Launches that overlap (programmatic dependent launch): a grid may start while the one in front of
- * it on the stream still runs.
+ * Launches that overlap (programmatic dependent launch): a grid may start while the previous grid on
+ * the stream still runs.
  */
 #ifndef FA_KERNELS_PTX_GRID_CUH
 #define FA_KERNELS_PTX_GRID_CUH
@@ -11,8 +11,8 @@
 #include "ptx_on_cpu/grid.h"
 #else
 
-/* Waits until the grids in front have ended and their writes are visible. Does nothing if the
- * launch does not overlap. */
+/* Waits until the previous grids have ended and their writes are visible. Does nothing if the launch
+ * does not overlap. */
 FA_DEVICE void ptx_wait_for_grids(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /* If the next grid's launch overlaps, it may start once all blocks of this grid have called this or

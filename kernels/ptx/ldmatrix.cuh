@@ -1,7 +1,7 @@
 /*
  * 8 x 8 matrices of 16-bit elements from shared memory to registers (PTX ISA: ldmatrix), four at
  * a time. Lane l gives the address of row l % 8 of matrix l / 8, which is 16 bytes. With g = lane / 4 and
- * t = lane % 4 the lane holds of each matrix the elements 2t and 2t + 1 of row g.
+ * t = lane % 4, the lane gets elements 2t and 2t + 1 of row g of each matrix.
  */
 #ifndef FA_KERNELS_PTX_LDMATRIX_CUH
 #define FA_KERNELS_PTX_LDMATRIX_CUH
@@ -20,7 +20,7 @@ FA_DEVICE void ptx_ldmatrix_x4(uint32_t x[4], uint32_t address)
                  : "memory");
 }
 
-/* The same of the transposed matrices: the elements 2t and 2t + 1 of column g. */
+/* The same for the transposed matrices: elements 2t and 2t + 1 of column g. */
 FA_DEVICE void ptx_ldmatrix_x4_trans(uint32_t x[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

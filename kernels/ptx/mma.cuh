@@ -44,7 +44,7 @@ FA_DEVICE void ptx_mma_m16n8k8_tf32(float c[4], const uint32_t a[4], uint32_t b0
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Half of it, which Turing has too: c (16 x 8) += a (16 x 8) b (8 x 8), of float16. */
+/* Half of the product in float16, which Turing also has: c (16 x 8) += a (16 x 8) b (8 x 8). */
 FA_DEVICE void ptx_mma_m16n8k8_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t b)
 {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "

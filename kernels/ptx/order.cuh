@@ -1,8 +1,8 @@
 /*
- * Dependencies against the assembler's order. ptxas places instructions as early as it can, also where that
- * is bad: all multiply-adds before the first exponential, a wait before work that could be done meanwhile.
- * The functions below add dependencies that it cannot see through, because `zero` is a 0 that it does not
- * know. They change no value.
+ * Dependencies that change the assembler's order. ptxas places instructions as early as it can, even if that is
+ * slow: all multiply-adds before the first exponential, or a wait before work that could be done in the meantime.
+ * The functions below add dependencies that it cannot remove, because it does not know that `zero` is 0. They
+ * change no value.
  */
 #ifndef FA_KERNELS_PTX_ORDER_CUH
 #define FA_KERNELS_PTX_ORDER_CUH
@@ -17,13 +17,13 @@
 /* The y of a thread in a block that has one row, in a uniform register. */
 FA_DEVICE int ptx_opaque_zero(void) { return (int)__reduce_or_sync(0xffffffff, threadIdx.y); }
 
-/* x. What uses the result comes after y is known. */
+/* Returns x. Instructions that use the result come after y is known. */
 FA_DEVICE float ptx_depend_on(float x, float y, int zero)
 {
     return __int_as_float(__float_as_int(x) | (__float_as_int(y) & zero));
 }
 
-/* What waits, or accesses memory, after this call comes after y is known: a store that is never executed. */
+/* Keeps waits and memory accesses that follow this call after y is known, by a store that is never executed. */
 FA_DEVICE void ptx_order_after(float y, int zero, void *shared)
 {
     asm volatile("{\n"

@@ -1,5 +1,5 @@
 /*
- * Additions to global memory whose results nobody waits for (PTX ISA: red).
+ * Additions to global memory that return no result (PTX ISA: red).
  */
 #ifndef FA_KERNELS_PTX_REDUCE_CUH
 #define FA_KERNELS_PTX_REDUCE_CUH

@@ -1,6 +1,6 @@
 /*
- * Registers: moved between warpgroups (setmaxnreg), and values that shall be in a uniform register, which all
- * lanes of a warp share.
+ * Registers: moving them between warpgroups (setmaxnreg), and keeping values in uniform registers, which all lanes
+ * of a warp share.
  */
 #ifndef FA_KERNELS_PTX_REGISTERS_CUH
 #define FA_KERNELS_PTX_REGISTERS_CUH
@@ -12,18 +12,18 @@
 #include "ptx_on_cpu/registers.h"
 #else
 
-/* Macros, for the count is part of the instruction. All warps of a warpgroup execute them. */
+/* Macros, because the count is part of the instruction. All warps of a warpgroup must execute them. */
 #define ptx_decrease_registers(count)                                                              \
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count))
 #define ptx_increase_registers(count)                                                              \
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count))
 
-/* x, which is the same in all lanes, by a reduction (redux): the result is in a uniform register and stays
- * there. The compiler would otherwise compute x again where it is needed, in each tile. */
+/* Returns x, which must be the same in all lanes, by a reduction (redux): the result stays in a uniform register.
+ * Otherwise the compiler would compute x again in each tile. */
 FA_DEVICE uint32_t ptx_uniform(uint32_t x) { return __reduce_or_sync(0xffffffff, x); }
 
-/* The same for a pointer to shared memory, which the compiler would compute again by way of the block's
- * number in its cluster. */
+/* The same for a pointer to shared memory, which the compiler would otherwise compute again from the block's number
+ * in its cluster. */
 FA_DEVICE void *ptx_uniform_pointer(void *shared)
 {
     return __cvta_shared_to_generic(__reduce_or_sync(0xffffffff, ptx_shared_address(shared)));

@@ -11,7 +11,7 @@
 #include "ptx_on_cpu/semaphore.h"
 #else
 
-/* Waits until it has been added to so often, and sees what was visible to those who did. */
+/* Waits until the count is reached. Then everything is visible that was visible to the threads that have added. */
 FA_DEVICE void ptx_semaphore_wait(const int32_t *semaphore, int count)
 {
     asm volatile("{\n"
@@ -29,8 +29,7 @@ FA_DEVICE void ptx_semaphore_wait(const int32_t *semaphore, int count)
                  : "memory");
 }
 
-/* Whether the count has been reached. If so, all is visible that would be after
- * ptx_semaphore_wait. */
+/* Whether the count has been reached. If so, the same is visible as after ptx_semaphore_wait. */
 FA_DEVICE bool ptx_semaphore_is_reached(const int32_t *semaphore, int count)
 {
     int32_t now;
@@ -41,7 +40,7 @@ FA_DEVICE bool ptx_semaphore_is_reached(const int32_t *semaphore, int count)
     return now >= count;
 }
 
-/* Adds 1, behind all that is visible to this thread. */
+/* Adds 1. Everything that is visible to this thread becomes visible to threads that wait for the count. */
 FA_DEVICE void ptx_semaphore_add(int32_t *semaphore)
 {
     asm volatile(
@@ -49,7 +48,7 @@ FA_DEVICE void ptx_semaphore_add(int32_t *semaphore)
         : "memory");
 }
 
-/* The same of a counter, which many add to before others wait until all have. */
+/* The same for a counter to which many threads add before others wait for all of them. */
 FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
 {
     ptx_semaphore_wait(counter, count);
@@ -57,7 +56,7 @@ FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
 
 FA_DEVICE void ptx_counter_add(int32_t *counter) { ptx_semaphore_add(counter); }
 
-/* The same; returns how often it had been added to, and sees what was visible to those who did. */
+/* The same; returns the count before, and everything is visible that was visible to the threads that have added. */
 FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
 {
     int32_t before;

@@ -10,8 +10,8 @@
 #include "ptx_on_cpu/store.h"
 #else
 
-/* Stores four 8 x 8 matrices of 16-bit elements, which are in registers as wgmma leaves them. Lane l passes
- * the address of row l % 8 of matrix l / 8, 16 bytes. */
+/* Stores four 8 x 8 matrices of 16-bit elements from registers, in the layout of wgmma's results. Lane l passes the
+ * address of row l % 8 of matrix l / 8, 16 bytes. */
 FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -36,7 +36,7 @@ FA_DEVICE void ptx_stmatrix_x2_trans(uint32_t address, const uint32_t x[2])
                  : "memory");
 }
 
-/* Adds four floats to those in global memory, each by itself. From Hopper on. */
+/* Adds four floats to those in global memory, each atomically. From Hopper on. */
 FA_DEVICE void ptx_add_global_f32x4(float *to, float4 x)
 {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
@@ -45,7 +45,7 @@ FA_DEVICE void ptx_add_global_f32x4(float *to, float4 x)
                  : "memory");
 }
 
-/* To global memory, where the compiler does not know that the pointer leads there. */
+/* A store to global memory, if the compiler does not know that the pointer leads there. */
 FA_DEVICE void ptx_store_global_16(void *to, uint4 x)
 {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),

@@ -10,8 +10,8 @@
 #include "ptx_on_cpu/thread.h"
 #else
 
-/* Read anew at each call. The compiler would keep what it computes from threadIdx.x in registers that
- * products need. */
+/* Reads the register at each call. Otherwise the compiler would keep values computed from threadIdx.x in registers
+ * that products need. */
 FA_DEVICE int ptx_thread_id(void)
 {
     int id;

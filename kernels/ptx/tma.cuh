@@ -13,7 +13,7 @@
 #include "ptx_on_cpu/tma.h"
 #else
 
-/* Fetches a tensor map, which the first load of it would wait for. */
+/* Prefetches a tensor map, for which its first load would otherwise wait. */
 FA_DEVICE void ptx_tma_prefetch(const void *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -39,7 +39,7 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
                  : "memory");
 }
 
-/* The same of a box that is read once: the second-level cache gives it up first. */
+/* The same for a box that is read once: the second-level cache evicts it first. */
 FA_DEVICE void ptx_tma_load_4d_once(void *shared, const void *map, uint64_t *barrier, int x, int y,
                                     int z, int w)
 {
@@ -51,7 +51,7 @@ FA_DEVICE void ptx_tma_load_4d_once(void *shared, const void *map, uint64_t *bar
         : "memory");
 }
 
-/* Brings the box that starts at (x, y, z, w) to the second-level cache. */
+/* Prefetches the box that starts at (x, y, z, w) into the second-level cache. */
 FA_DEVICE void ptx_tma_prefetch_4d(const void *map, int x, int y, int z, int w)
 {
     asm volatile(
@@ -60,7 +60,7 @@ FA_DEVICE void ptx_tma_prefetch_4d(const void *map, int x, int y, int z, int w)
         : "memory");
 }
 
-/* Stores the box that starts at (x, y, z, w), where it is in the tensor; waited for like bulk copies to global memory. */
+/* Stores the part of the box at (x, y, z, w) that lies in the tensor. Waits are the same as for copies to global memory. */
 FA_DEVICE void ptx_tma_store_4d(const void *map, const void *shared, int x, int y, int z, int w)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
@@ -69,7 +69,7 @@ FA_DEVICE void ptx_tma_store_4d(const void *map, const void *shared, int x, int 
                  : "memory");
 }
 
-/* The same, but floats are added to those that are there. */
+/* The same, but adds floats to those in the tensor. */
 FA_DEVICE void ptx_tma_add_4d(const void *map, const void *shared, int x, int y, int z, int w)
 {
     asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
@@ -104,7 +104,7 @@ FA_DEVICE void ptx_bulk_store(void *global, const void *shared, int bytes)
                  : "memory");
 }
 
-/* Brings bytes, a multiple of 16, to the second-level cache. */
+/* Prefetches bytes, a multiple of 16, into the second-level cache. */
 FA_DEVICE void ptx_bulk_prefetch(const void *global, int bytes)
 {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
@@ -113,7 +113,7 @@ FA_DEVICE void ptx_bulk_prefetch(const void *global, int bytes)
 /* Ends a group of this thread's copies to global memory. */
 FA_DEVICE void ptx_bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-/* Wait until at most `pending` groups have not been read from shared memory, or are not complete. Macros, for the
+/* Wait until at most `pending` groups have not been read from shared memory, or are not complete. Macros, because the
  * number is part of the instruction. */
 #define ptx_bulk_wait_read(pending)                                                                \
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory")
@@ -126,7 +126,7 @@ FA_DEVICE void ptx_fence_proxy_async(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Makes what this thread sees in global memory visible to the TMA copies that follow. */
+/* Makes everything that this thread sees in global memory visible to the TMA copies that follow. */
 FA_DEVICE void ptx_fence_proxy_async_global(void)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -2,9 +2,9 @@
  * wgmma: asynchronous products of a warpgroup, D (64 x N, float32, in registers) += A (64 x 16) B
  * (16 x N).
  *
- * Takes ELEMENT, the type of A and B: FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16 or FA_ELEMENT_TF32.
- * The last is float32 in memory, of which the instruction drops the last 13 bits. In tf32 A is 64 x
- * 8 and B 8 x N, and both are read along their rows.
+ * The including file defines ELEMENT, the type of A and B: FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16 or
+ * FA_ELEMENT_TF32. The last is float32 in memory; the instruction drops its last 13 bits. In tf32 A is
+ * 64 x 8 and B 8 x N, and both are read along their rows.
  */
 #ifndef FA_KERNELS_PTX_WGMMA_CUH
 #define FA_KERNELS_PTX_WGMMA_CUH
@@ -32,20 +32,20 @@ FA_DEVICE void ptx_wgmma_commit(void)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Waits until at most `pending` groups are still running. A macro, for the number is part of the
+/* Waits until at most `pending` groups are still running. A macro, because the number is part of the
  * instruction. */
 #define ptx_wgmma_wait(pending)                                                                    \
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory")
 
-/* Keeps the compiler from moving accesses to these floats across: it does not know that products which are
- * running write to them. */
+/* Prevents the compiler from moving accesses to these floats past this point: it does not know that running
+ * products write to them. */
 #define ptx_register_fence(registers, count)                                                       \
     do {                                                                                           \
         _Pragma("unroll") for (int fence_i = 0; fence_i < (count);                                 \
                                fence_i++) asm volatile("" : "+f"((registers)[fence_i])::"memory"); \
     } while (0)
 
-/* What these floats hold is not needed any more: a product overwrites them. */
+/* Tells the compiler that the values of these floats are no longer needed: a product overwrites them. */
 #define ptx_register_forget(registers, count)                                                      \
     do {                                                                                           \
         _Pragma("unroll") for (int forget_i = 0; forget_i < (count);                               \
@@ -207,8 +207,8 @@ FA_DEVICE uint64_t ptx_matrix_descriptor(const void *shared, int group, int bloc
 }
 
 /* The same in two steps, for groups of 1024 bytes: the lower half, which depends on the address and to which
- * bytes / 16 may be added, and the whole. Products in a row then cost one addition each instead of a chain
- * of them between two products. */
+ * bytes / 16 may be added, and the whole descriptor. Each of several consecutive products then costs one
+ * addition instead of a chain of additions. */
 FA_DEVICE uint32_t ptx_descriptor_low(const void *shared, int block)
 {
     return ptx_shared_address(shared) >> 4 | (uint32_t)(block >> 4) << 16;
