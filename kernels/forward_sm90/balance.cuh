@@ -1,9 +1,9 @@
 /*
  * The balanced schedule. Under a causal mask a task is a causal pair of work tiles, and all pairs cost the same.
  * With a static schedule some blocks then take one pair more than others. So the work tiles of the last
- * s->balanced_heads heads are no part of pairs: each goes, the longest first, to the block that has the fewest key
- * tiles to compute so far. Every block computes this schedule for all blocks, while it works at its pairs,
- * and notes its own tasks. One warp does it; each lane keeps the loads of some blocks.
+ * s->balanced_heads heads are not in pairs: each goes, the longest first, to the block that has the fewest key tiles
+ * to compute so far. While a block works on its pairs, one of its warps computes this schedule for all blocks, and
+ * notes the block's own tasks. Each lane keeps the loads of some blocks.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_BALANCE_CUH
 #define FA_KERNELS_FORWARD_SM90_BALANCE_CUH
@@ -16,13 +16,13 @@
 #include "ptx/barrier.cuh"
 
 typedef struct balance {
-    /* Of blocks lane, lane + 32, ...: key tiles << 8 | block; and how many more tasks it can note. */
+    /* For blocks lane, lane + 32, ...: key tiles << 8 | block; and how many more tasks the block can note. */
     uint32_t load[FA_SM90_MAX_BALANCED_BLOCKS / 32];
     int32_t free[FA_SM90_MAX_BALANCED_BLOCKS / 32];
     int center, left; /* query i sees the keys from i + center - left to i + center */
 } balance;
 
-/* What the work tile with the head's query tile number `tile` costs: its key tiles, and two for what is done once. */
+/* The cost of the work tile with the head's query tile number `tile`: its key tiles, and two for the fixed work. */
 FA_DEVICE uint32_t find_cost(const fa_attention_params *p, const balance *b, int tile)
 {
     const int first = tile * QUERIES + b->center;
@@ -30,7 +30,7 @@ FA_DEVICE uint32_t find_cost(const fa_attention_params *p, const balance *b, int
     return (uint32_t)(max(0, hi - lo) / KEYS + 2);
 }
 
-/* What a block's causal pairs cost. */
+/* The cost of a block's causal pairs. */
 FA_DEVICE uint32_t find_cost_of_pairs(const fa_attention_params *p, const fa_sm90_params *s,
                                       const balance *b, int block)
 {
@@ -100,8 +100,8 @@ FA_DEVICE void balance_last_heads(const pipeline *pipe, const fa_attention_param
     }
 }
 
-/* The block's i-th task where all heads are balanced, which happens with few work tiles: the longest first, to
- * the blocks in ascending and descending order alternately. TASK_END: it has no more. */
+/* The block's i-th task if all heads are balanced, which happens with few work tiles. Tasks go, the longest first, to
+ * the blocks in alternating ascending and descending order. TASK_END: it has no more. */
 FA_DEVICE int64_t find_alternating_task(const fa_attention_params *p, const fa_sm90_params *s,
                                         int64_t i)
 {
@@ -111,7 +111,7 @@ FA_DEVICE int64_t find_alternating_task(const fa_attention_params *p, const fa_s
     return tile < p->tiles ? (number - tile * heads) * p->tiles + tile : TASK_END;
 }
 
-/* The block's i-th task, where i counts those of its pairs, too. */
+/* The block's i-th task, where i also counts the tasks of its pairs. */
 FA_DEVICE int64_t find_balanced_task(const pipeline *pipe, const fa_attention_params *p,
                                      const fa_sm90_params *s, int64_t i)
 {

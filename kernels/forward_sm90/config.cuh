@@ -1,18 +1,19 @@
 /*
- * What forward_sm90 is compiled with, and the sizes that follow from it. A row of kernels/variants.h gives
+ * The macros with which forward_sm90 is compiled, and the sizes that follow from them. A row of kernels/variants.h
+ * gives
  *
  *     ELEMENT       FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of queries, keys, values and outputs
  *     HEAD_DIM      the widest head dim of queries and keys, a multiple of 16
  *     VALUE_DIM     the widest head dim of values, a multiple of 16
- *     OPTIONS       bits FA_SM90_SOFTCAP ... of the options that change scores or weights. All of them: each may be
- *                   there or not; one: it is there, alone; 0: masks by position and lengths alone
+ *     OPTIONS       bits FA_SM90_SOFTCAP ... of the options that change scores or weights. All bits: each option may
+ *                   be used or not; one bit: only this option is used; 0: only masks by position and lengths
  *     CLUSTER       1 (forward_sm90_wide has its own config.cuh)
  *     CONSUMERS     warpgroups that compute, 64 queries each
  *     KEYS          of a key tile, a multiple of 16
  *     STAGES        of keys, and of values
  *     Q_STAGES      of queries
  *     SINGLE_TILES  1: only for rows whose keys are one tile
- *     BESIDE        1: the launch runs beside the one in front of it; it need not be named
+ *     BESIDE        1: the launch runs at the same time as the previous one; may be left out
  */
 #ifndef FA_KERNELS_FORWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_FORWARD_SM90_CONFIG_CUH
@@ -66,16 +67,16 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 #define BESIDE 0
 #endif
 
-/* Whether an option may hide values that products read all the same. */
+/* Whether an option may hide values that products nevertheless read. */
 #define HIDES_VALUES (OPTIONS & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
 
-/* Whether the log-sum-exp of rows that are computed again may be wrong. */
+/* Whether the log-sum-exp of recomputed rows may be wrong. */
 #define RECOMPUTES_LSE 0
 
-/* Whether a row's sum of weights has a second number, of what rounding takes from it. */
+/* Whether a row's sum of weights has a second number with its rounding errors. */
 #define EXACT_SUMS 0
 
-/* Whether the bases of rows are logits, and not exponents of 2. */
+/* Whether the bases of rows are logits instead of exponents of 2. */
 #define NATURAL_BASES 0
 
 /* Whether the bias of a tile is loaded before its scores are issued. */
@@ -87,7 +88,7 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 /* Whether a series may replace a softcap's tanh (options.cuh). */
 #define HAS_SERIES (OPTIONS == FA_SM90_SOFTCAP)
 
-/* The series' range, tanh at its end, and the coefficients that have the smallest largest error in it. */
+/* The series' range, tanh at its end, and the coefficients that minimize the largest error in it. */
 #if ELEMENT == FA_ELEMENT_FLOAT16
 #define SERIES_END 0.4f
 #define SERIES_TOP 0.37995f
@@ -103,8 +104,8 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 #endif
 #define SERIES_LOW 0.63515f /* tanh(0.75) */
 
-/* Whether the kernel has the dynamic schedule. It must know the block's tasks to recompute rows; and head dim 64 with
- * three consumers, which is for long rows, has no register to spare. */
+/* Whether the kernel has the dynamic schedule. Recomputing rows needs to know the block's tasks, so such kernels do not
+ * have it. Head dim 64 with three consumers, which is for long rows, has no register to spare. */
 #define DYNAMIC (!HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
 
 /* Whether the last heads may have a balanced schedule. */
@@ -145,10 +146,10 @@ enum {
 #define CONSUMER_REGISTERS 232
 #endif
 
-/* Whether a work tile begins before the one before it ends: consumer.cuh. */
+/* Whether a work tile starts before the previous one ends: consumer.cuh. */
 #define OVERLAPPED (HEAD_DIM <= 64 && Q_STAGES > 1)
 
-/* Counts how often a warp's tiles go each way through the softmax: for tests, which define it. */
+/* Counts how often a warp's tiles take each path through the softmax: for tests, which define it. */
 #ifndef COUNT_PATH
 #define COUNT_PATH(path) (void)0
 #endif

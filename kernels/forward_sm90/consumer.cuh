@@ -4,11 +4,11 @@
  *     issues S = Q K^T of tile t and out += P V of tile t - 1, waits for S, computes its softmax in place, waits for
  *     P V, packs the weights into P
  *
- * (FlashAttention-3, section 3.2, arXiv:2407.08608). What counts is the time from one issue to the next: as long as
- * it is shorter than what the products of all consumers take for a tile, the tensor cores are never idle. So plain
- * tiles have a loop of their own, whose only branches are for what is rare.
+ * (FlashAttention-3, section 3.2, arXiv:2407.08608). The tensor cores are never idle if the time from one issue to the
+ * next is shorter than the time of all consumers' products for a tile. So plain tiles have their own loop, which only
+ * branches for rare cases.
  *
- * How a consumer gets from one work tile to the next depends on the shape: the three loops at the end of this file.
+ * How a consumer gets from one work tile to the next depends on the shape: see the three loops at the end of this file.
  *
  * All four warps of a warpgroup must issue products, and wait for them, at the same point of the code.
  */
@@ -28,7 +28,7 @@
 
 /* ---- The key tiles of a work tile ------------------------------------------------------------ */
 
-/* Issues the scores of a tile and the values of the one before; returns when the scores are there. */
+/* Issues the scores of a tile and the values of the previous one; returns when the scores are complete. */
 FA_DEVICE void issue_and_wait(const pipeline *pipe, consumer_state *c, const pending_values *values)
 {
     acquire_tile_bias(pipe, c);
@@ -41,7 +41,7 @@ FA_DEVICE void issue_and_wait(const pipeline *pipe, consumer_state *c, const pen
     wait_for_scores(c->scores);
 }
 
-/* One masked tile, whose scores are there. The values of the tile before are being added. */
+/* One masked tile, whose scores are complete. The values of the previous tile are being added. */
 FA_DEVICE void do_masked_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
     release_keys(pipe, c);
@@ -54,8 +54,8 @@ FA_DEVICE void do_masked_tile(const pipeline *pipe, const fa_attention_params *p
     c->values.accumulate = c->at.tile > 0;
 }
 
-/* The main loop: plain tiles from this one on, whose scores are there. Ends behind the last plain tile, or when the
- * warpgroup begins to track the max, or (tracked) stops tracking it. Nothing is issued behind the last one. */
+/* The main loop: plain tiles from this one on, whose scores are complete. Ends after the last plain tile, or when the
+ * warpgroup starts to track the max, or (tracked) stops tracking it. Nothing is issued after the last plain tile. */
 FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                               bool tracked)
 {
@@ -84,7 +84,7 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
     c->values.accumulate = 1;
 }
 
-/* The first tile of a work tile in which this consumer has nothing to do. Its scores were issued all the same. */
+/* The first tile of a work tile in which this consumer has nothing to do. Its scores were issued nevertheless. */
 FA_DEVICE void skip_first_tile(const pipeline *pipe, consumer_state *c)
 {
     const tile_count count = c->at.count;
@@ -104,7 +104,7 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
     c->tracked = 0;
 }
 
-/* The key tiles that this consumer needs. The scores of the first one are there. */
+/* The key tiles that this consumer needs. The scores of the first one are complete. */
 FA_DEVICE void do_key_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
     start_work_tile(pipe, c);
@@ -121,8 +121,8 @@ FA_DEVICE void do_key_tiles(const pipeline *pipe, const fa_attention_params *p, 
     }
 }
 
-/* The key tiles behind those, which other consumers need. The values of this consumer's last tile stay in their stage
- * meanwhile: there is one such tile at most, unless it needs none at all. */
+/* The key tiles after those, which only other consumers need. The values of this consumer's last tile stay in their
+ * stage in the meantime: there is at most one such tile, unless the consumer needs no tile at all. */
 FA_DEVICE void skip_other_tiles(const pipeline *pipe, consumer_state *c)
 {
     static_assert(ROWS * (CONSUMERS - 1) <= KEYS * (STAGES - 1),
@@ -157,8 +157,8 @@ FA_DEVICE void store_work_tile(const pipeline *pipe, const fa_attention_params *
 
 /* ---- The work tiles -------------------------------------------------------------------------- */
 
-/* One after the other. It is the only way with one stage of queries, for the next ones come late then; and the
- * fastest at head dim 128. */
+/* One work tile after another. This is the only way with one stage of queries, because the next queries come late; and
+ * it is the fastest at head dim 128. */
 FA_DEVICE void consume_in_sequence(const pipeline *pipe, const fa_attention_params *p,
                                    consumer_state *c)
 {
@@ -191,10 +191,10 @@ FA_DEVICE void consume_overlapped(const pipeline *pipe, const fa_attention_param
     if (c->at.number > 0) store_work_tile(pipe, p, c, c->at.number - 1, &c->rows);
 }
 
-/* Work tiles of one key tile. The values of each are added during the softmax of the next one, and its outputs
- * stored before the softmax of the one after. Where no values are pending, because there is no such work tile or
- * it has nothing to do, their product is issued all the same: the compiler has to see products running on every
- * way to a tile, and nobody reads these outputs. */
+/* Work tiles of one key tile. The values of each are added during the softmax of the next one, and its outputs are
+ * stored before the softmax of the one after that. If no values are pending, because there is no such work tile or it
+ * has nothing to do, their product is issued nevertheless and its result is ignored: the compiler must see running
+ * products on every path to a tile. */
 FA_DEVICE void consume_single_tiles(const pipeline *pipe, const fa_attention_params *p,
                                     consumer_state *c)
 {
@@ -212,7 +212,7 @@ FA_DEVICE void consume_single_tiles(const pipeline *pipe, const fa_attention_par
     if (c->at.number > 0) store_work_tile(pipe, p, c, c->at.number - 1, &before);
 }
 
-/* All work tiles of the block. Returns whether rows are to be recomputed. */
+/* All work tiles of the block. Returns whether rows must be recomputed. */
 FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
 {
     consumer_state c;

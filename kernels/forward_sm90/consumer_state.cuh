@@ -55,14 +55,14 @@ FA_DEVICE void release_values(const pipeline *pipe, const consumer_state *c, til
     ptx_mbarrier_arrive_if(&pipe->state->v_empty[stage_of(count)], c->leader && any);
 }
 
-/* The values that were pending and have been added, if there were any. */
+/* Releases the values that were pending and have been added, if there were any. */
 FA_DEVICE void release_pending_values(const pipeline *pipe, consumer_state *c)
 {
     release_values(pipe, c, c->values.count, c->values.any);
     c->values.any = false;
 }
 
-/* The queries, if this is the last tile that needs them. */
+/* Releases the queries, if this is the last tile that needs them. */
 FA_DEVICE void release_queries(const pipeline *pipe, const consumer_state *c, bool last)
 {
     ptx_mbarrier_arrive_if(q_empty(pipe, &c->at, c->number), c->leader && last);
@@ -70,10 +70,9 @@ FA_DEVICE void release_queries(const pipeline *pipe, const consumer_state *c, bo
 
 /* ---- A new max, among the warps of a warpgroup ----------------------------------------------- */
 
-/* The warps of a warpgroup track the max together, since their products are at one point of the code. A warp
- * that has a new max in a tile writes the tile's count to shared memory. All can read it when they have come to
- * the barrier at which they issue the next products, and they read it before they come to the one after: so two
- * words are enough. */
+/* The warps of a warpgroup track the max together, because their products are at the same point of the code. A warp
+ * that has a new max in a tile writes the tile's count to shared memory. All warps can read it after the barrier at
+ * which they issue the next products, and they read it before the barrier after that. So two words are enough. */
 FA_DEVICE uint32_t *new_max_word(const pipeline *pipe, const consumer_state *c, tile_count count)
 {
     return &pipe->state->new_max[c->number][count & 1];
@@ -84,7 +83,7 @@ FA_DEVICE void announce_new_max(const pipeline *pipe, const consumer_state *c)
     if (c->leader) *(volatile uint32_t *)new_max_word(pipe, c, c->at.count) = c->at.count;
 }
 
-/* Whether a warp of the warpgroup announced one in the tile before. */
+/* Whether a warp of the warpgroup announced a new max in the previous tile. */
 FA_DEVICE bool had_new_max(const pipeline *pipe, const consumer_state *c)
 {
     const tile_count before = c->at.count - 1;

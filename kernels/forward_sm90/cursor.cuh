@@ -1,6 +1,6 @@
 /*
- * Where a consumer is in the block's work: which work tile, which key tile of it; and what it keeps of the work
- * tile's description in registers.
+ * Where a consumer is in the block's work: the work tile and its key tile; and the part of the work tile's description
+ * that it keeps in registers.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_CURSOR_CUH
 #define FA_KERNELS_FORWARD_SM90_CURSOR_CUH

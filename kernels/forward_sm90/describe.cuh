@@ -1,5 +1,5 @@
 /*
- * Descriptions of work tiles by the load warp, where no warp is a scheduler. For forward_tf32_sm90 and
+ * Descriptions of work tiles by the load warp, in kernels without a scheduler warp: forward_tf32_sm90 and
  * forward_f16x3_sm90.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_DESCRIBE_CUH
@@ -11,16 +11,16 @@
 #include "forward_sm90/scheduler.cuh"
 #include "forward_sm90/work_tile.cuh"
 
-/* The work tiles that the load warp has described so far. There is no warp for a scheduler. Loads
- * that are on their way hide the time that a description takes. */
+/* The work tiles that the load warp has described so far. There is no scheduler warp. The time of a
+ * description is hidden by loads in flight. */
 typedef struct schedule_state {
     int64_t task; /* of the lane: the next of the block's */
     int number;   /* of work tiles */
     bool more;
 } schedule_state;
 
-/* Describes the block's next two tasks, if there are any: waits until their entries are empty, and
- * fills them. */
+/* Describes the block's next two tasks, if there are any: waits until their entries are empty and fills
+ * them. */
 FA_DEVICE void describe_next(const pipeline *pipe, const fa_attention_params *p,
                              const fa_sm90_params *s, schedule_state *at)
 {

@@ -31,10 +31,9 @@ FA_DEVICE int exponent_of(float x)
 
 FA_DEVICE float inverse_power(int e) { return __int_as_float((127 - e) << 23); }
 
-/* A row's factor where there is a sink or the log-sum-exp is wanted; stores the log-sum-exp. i: the
- * row's number in the work tile. The sum's power of two is moved to the base. Otherwise base and
- * log of the sum may each be far larger than their sum, and lse would lose digits by
- * cancellation. */
+/* A row's factor if there is a sink or the log-sum-exp is wanted; stores the log-sum-exp. i: the row's
+ * number in the work tile. The sum's power of two is moved to the base. Otherwise the base and the log
+ * of the sum could both be much larger than their sum, and lse would lose digits by cancellation. */
 FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, float base, float sum,
                            int i)
 {
@@ -55,8 +54,8 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, flo
     return factor;
 }
 
-/* The factors of both rows' outputs. Without sink and lse there is no branch, because the tensor
- * cores wait. first: the number of the thread's first row in the work tile. */
+/* The factors of both rows' outputs. Without sink and lse there are no branches, because the tensor
+ * cores are waiting. first: the number of the thread's first row in the work tile. */
 FA_DEVICE void find_factors(const fa_attention_params *p, const work_tile *w, const row_state *rows,
                             int first, float *factor)
 {

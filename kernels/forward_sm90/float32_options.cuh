@@ -1,9 +1,9 @@
 /*
  * The options that change scores and weights, for forward_tf32_sm90 and forward_f16x3_sm90. Scores
- * are scaled before any option is applied, because in the latter each row and each tile has a unit
- * of its own. So they are logits in float32 then, and options do to them what they do in float32
- * arithmetic (common/score_fragments.cuh). Each test is of a parameter, so that the compiler knows
- * that all warps go the same way.
+ * are scaled before any option is applied, because in the latter each row and each tile has its own
+ * unit. After that they are logits in float32, and options apply as in float32 arithmetic
+ * (common/score_fragments.cuh). All branches test parameters, so that the compiler knows that all warps
+ * take the same path.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_FLOAT32_OPTIONS_CUH
 #define FA_KERNELS_FORWARD_SM90_FLOAT32_OPTIONS_CUH
@@ -19,8 +19,8 @@
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 
-/* What a score is multiplied by, beside the units of its row and its tile. Without options it
- * becomes an exponent of 2; with options a logit, or the argument of the softcap's tanh. */
+/* The factor of a score, besides the units of its row and its tile. Without options the score becomes an
+ * exponent of 2; with options, a logit or the argument of the softcap's tanh. */
 FA_DEVICE float score_factor(const fa_attention_params *p, const work_tile *w,
                              const tile_limits *limits)
 {
@@ -43,7 +43,7 @@ FA_DEVICE void scale_rows_of_scores(float *s, const float *unit)
 
 /* ---- Softcap --------------------------------------------------------------------------------- */
 
-/* Where no score of the warp is beyond 0.75 of the cap, the series is enough. */
+/* If no score of the warp exceeds 0.75 of the cap, the series is enough. */
 FA_DEVICE void cap_exactly(float *s, float cap)
 {
     if (__any_sync(0xffffffff, !(max_absolute_score(s) < 0.75f))) {
@@ -70,7 +70,7 @@ FA_DEVICE bool is_whole(const fa_fragment_row *rows, const char *const *first, i
     return !__any_sync(0xffffffff, !whole);
 }
 
-/* Both rows' bias of a tile that they see whole: all loads are on their way together. */
+/* Both rows' bias of a tile that they see completely: all loads are in flight at the same time. */
 FA_DEVICE void add_whole_bias(float *s, const fa_fragment_row *rows, const char *const *first,
                               int dtype)
 {
@@ -111,7 +111,7 @@ FA_DEVICE void add_bias_of_rows(const fa_kernel_view *bias, float *s, const fa_f
     else add_bias_as(s, rows, first, stride, FA_KERNEL_FLOAT16);
 }
 
-/* Both rows' mask of a tile that they see whole, two keys at a time. */
+/* Both rows' mask of a tile that they see completely, two keys at a time. */
 FA_DEVICE void apply_whole_mask(float *s, const char *const *first)
 {
     uint32_t sees[KEYS / 4];
@@ -162,8 +162,8 @@ FA_DEVICE void apply_options(const fa_attention_params *p, const work_tile *w, f
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
-/* Raises the bases to this tile's max. Sets rescale, by which the outputs so far are to be
- * multiplied; sums are multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
+/* Raises the bases to this tile's max. Sets rescale, by which the outputs so far must be multiplied;
+ * sums are multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
 FA_DEVICE void raise_row_bases(const float *s, row_state *rows, float *rescale)
 {
 #pragma unroll
@@ -178,9 +178,8 @@ FA_DEVICE void raise_row_bases(const float *s, row_state *rows, float *rescale)
     }
 }
 
-/* Logits become weights, and are added to the rows' sums. They are rounded before the base is
- * subtracted: in one fused multiply-add with what made them, a huge one would differ from the base
- * that it is. */
+/* Logits become weights, which are added to the rows' sums. Logits are rounded before the base is
+ * subtracted: in one fused multiply-add, a huge logit would differ from the base that is equal to it. */
 FA_DEVICE void weigh_rows(float *s, row_state *rows)
 {
     partial_sums sums = {{{0, 0}, {0, 0}}};
@@ -197,8 +196,8 @@ FA_DEVICE void weigh_rows(float *s, row_state *rows)
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
-/* Clears the weights that dropout drops; the others are scaled with the outputs. 32 columns of a
- * row take their bits from four blocks, one for each of the row's lanes. */
+/* Clears the weights that dropout drops; the others are scaled with the outputs. 32 columns of a row use
+ * bits from four blocks, one for each of the row's lanes. */
 FA_DEVICE void drop_weights_of_rows(const fa_attention_params *p, const work_tile *w, float *s,
                                     int tile, int consumer)
 {
@@ -221,7 +220,7 @@ FA_DEVICE void drop_weights_of_rows(const fa_attention_params *p, const work_til
 
 /* ---- The end of a row ------------------------------------------------------------------------- */
 
-/* The base of a row whose largest logit is NO_KEY_SEEN itself, as some write a mask by a bias. */
+/* The base of a row whose largest logit equals NO_KEY_SEEN, for example in a bias that is used as a mask. */
 #define SMALLEST_SEEN (-3.402823264e38f)
 
 /* sum: of a row's weights, in all lanes. */

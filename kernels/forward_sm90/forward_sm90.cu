@@ -1,22 +1,22 @@
 /*
  * Attention forward on Hopper's tensor cores: float16 and bfloat16, float32 sums.
  *
- * One block a multiprocessor stays (a persistent kernel) and computes one work tile after the other: QUERIES
- * queries of a head, and the key tiles that they see. Its warps have roles:
+ * The kernel is persistent: one block stays on each multiprocessor and computes one work tile after another. A work
+ * tile is QUERIES queries of a head, and the key tiles that they see. The block's warps have roles:
  *
  *     producer     warp 0 loads queries and keys, warp 1 values, by TMA          producer.cuh, load.cuh
- *     scheduler    warp 2 describes the block's work tiles ahead                 scheduler.cuh, work_tile.cuh
- *     balance      warp 3 finds out which of the last heads' work tiles are the
- *                  block's; or it loads a bias                                   balance.cuh, producer.cuh
+ *     scheduler    warp 2 describes the block's work tiles in advance            scheduler.cuh, work_tile.cuh
+ *     balance      warp 3 computes which of the last heads' work tiles belong
+ *                  to the block; or it loads a bias                              balance.cuh, producer.cuh
  *     consumers    two or three warpgroups of 64 queries each: issue products,
  *                  compute the softmax while they run, store the outputs         consumer.cuh
  *
- * They meet at the barriers of pipeline.cuh. The main loop is do_plain_tiles in consumer.cuh; its parts are
+ * They synchronize by the barriers of pipeline.cuh. The main loop is do_plain_tiles in consumer.cuh; its parts are
  * multiply.cuh, tile_softmax.cuh (softmax.cuh, options.cuh) and store.cuh. The design is FlashAttention-3's
  * (arXiv:2407.08608): asynchronous loads and products by specialized warps, ping-pong between warpgroups (section
- * 3.1), and a warpgroup's softmax under its own products (section 3.2).
+ * 3.1), and a warpgroup's softmax during its own products (section 3.2).
  *
- * config.cuh says what the file is compiled with.
+ * config.cuh lists the macros with which this file is compiled.
  */
 #include "forward_sm90/config.cuh"
 #include "forward_sm90/balance.cuh"
@@ -35,14 +35,14 @@
 /* The producer warpgroup's warps. */
 enum { WARP_QUERIES_AND_KEYS, WARP_VALUES, WARP_SCHEDULER, WARP_BALANCE_OR_BIAS };
 
-/* Warps that read the queue, besides the consumers'. */
+/* Warps that read the queue, in addition to the consumers' warps. */
 FA_DEVICE int count_queue_readers(const fa_sm90_params *s)
 {
     return OPTIONS & FA_SM90_BIAS && s->bias_mapped ? 3 : 2;
 }
 
-/* A launch that runs beside the one in front (a mixed batch) starts when each block of that one has
- * waited for all that is in front of both. What these have written is in memory then, but this
+/* A launch that runs at the same time as the previous one (a mixed batch) starts when each block of that
+ * launch has waited for all earlier work. The results of that work are in memory then, but this
  * multiprocessor may have older copies in its first-level cache. One thread; a barrier follows. */
 FA_DEVICE void forget_older_copies(void)
 {
@@ -51,8 +51,8 @@ FA_DEVICE void forget_older_copies(void)
 #endif
 }
 
-/* What is behind such a launch waits for it alone. So its last block, one thread, ends behind the one
- * in front. The others must not wait: their multiprocessors are wanted. */
+/* Later work waits only for this launch. So one thread of its last block waits for the previous launch
+ * before it ends. The other blocks must not wait, because their multiprocessors are needed. */
 FA_DEVICE void end_behind_grids(void)
 {
 #if BESIDE

@@ -1,5 +1,5 @@
 /*
- * What follows from the numbers of a variant of forward_sm90, and its second parameter. Shared by
+ * Sizes that follow from the numbers of a variant of forward_sm90, and its second parameter. Shared by
  * the kernel and the planner.
  *
  * The numbers are those of kernels/variants.h:
@@ -7,15 +7,15 @@
  *   head_dim, value_dim  multiples of 16
  *   consumers            warpgroups that compute, 64 queries each; one more loads
  *   keys                 a multiple of 16: with more keys there are fewer barriers; with fewer, less is wasted at
- *                        the end of a row. `stages` tiles of keys and of values fit into shared memory beside the
- *                        queries; scores, weights and outputs fit into the consumers' registers
- *   q_stages             with more than one, the queries of the next work tiles are there when they are needed. 1
- *                        with a bias: its tiles take the shared memory
+ *                        the end of a row. `stages` tiles of keys and of values and the queries must fit into shared
+ *                        memory; scores, weights and outputs must fit into the consumers' registers
+ *   q_stages             with more than one, the queries of the next work tiles are loaded before they are needed.
+ *                        1 with a bias, whose tiles need the shared memory
  *   single_tiles         1: only for rows whose keys are one tile
  *   short_rows           1: only for rows of few keys (common/flat_rows.h)
- *   few_queries          1: only for few queries, or where a larger last tile would be mostly empty
+ *   few_queries          1: only for few queries, or if a larger last tile would be mostly empty
  *                        (src/cuda/plan_sm90.c)
- *   beside               1: the launch runs beside the one in front of it (src/cuda/plan_mixed.c)
+ *   beside               1: the launch runs at the same time as the previous one (src/cuda/plan_mixed.c)
  *   tracked              1: plain tiles always track the max (softmax.cuh), which costs 0 to 2% at
  *                        head dims above 128
  */
@@ -52,10 +52,10 @@ enum {
 /* Bytes of a row in shared memory: blocks of 128 bytes, over which the swizzle goes. */
 #define FA_SM90_ROW_BYTES(dim, element) (((dim)*FA_ELEMENT_BYTES(element) + 127) / 128 * 128)
 
-/* Bytes through which outputs are stored, 64 columns at a time, where there is room. */
+/* Bytes of the buffer through which outputs are stored, 64 columns at a time, if there is room. */
 #define FA_SM90_OUT_BUFFER(dim, consumers) ((dim) <= 192 ? FA_SM90_QUERIES(consumers) * 128 : 0)
 
-/* Entries of the work-tile queue, as many as there is room for: an even number; bytes of an entry, at most. */
+/* Entries of the work-tile queue, as many as fit: an even number; and the largest size of an entry in bytes. */
 #define FA_SM90_QUEUE_ENTRIES(dim, dim_v) ((dim) > 192 ? 6 : (dim) > 128 && (dim_v) <= 128 ? 4 : 16)
 #define FA_SM90_ENTRY_BYTES 192
 
@@ -90,8 +90,8 @@ typedef struct fa_sm90_steps {
 /* Counters of an image for the dynamic schedule: one for launches that follow each other. */
 #define FA_SM90_COUNTERS 16384
 
-/* What a task is: a work tile, or a causal pair of one head: the first and the last, the second and the last but
- * one ... */
+/* The kind of a task: a work tile, or a causal pair of one head: the first and the last, the second and the second
+ * to last ... */
 enum { FA_SM90_WORK_TILES, FA_SM90_CAUSAL_PAIRS };
 
 /* The kernel's second parameter. */

@@ -1,6 +1,6 @@
 /*
- * Parts of tensors to shared memory by TMA: the queries of a work tile, rows of keys and of values.
- * Shared with forward_sm90_wide and forward_tf32_sm90.
+ * Loads by TMA to shared memory: the queries of a work tile, rows of keys and of values. Shared with
+ * forward_sm90_wide and forward_tf32_sm90.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_LOAD_CUH
 #define FA_KERNELS_FORWARD_SM90_LOAD_CUH
@@ -38,9 +38,9 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
                         (int)t->head * s->q_step.head, (int)t->block_q * s->q_step.block);
 }
 
-/* Loads a consumer's queries. Their full barrier also tells the consumer that the work tile has been
- * described; so the end of the work arrives there, too, without queries. (A stage's first use finds it empty,
- * hence the parities that start at 1.) */
+/* Loads a consumer's queries. Their full barrier also tells the consumer that the work tile has been described, so
+ * the end of the work also arrives at this barrier, without queries. (A stage is empty at its first use, so parities
+ * start at 1.) */
 FA_DEVICE void produce_consumer_queries(const pipeline *pipe, const fa_sm90_params *s,
                                         const work_tile *w, int consumer, int number)
 {
@@ -56,15 +56,15 @@ typedef struct kv_box {
     int key, rows, column, blocks;
 } kv_box;
 
-/* A lane's rows of a box, s->box_rows from row `at` on: TMA loads so many at a time, of one page if
+/* A lane's rows of a box, s->box_rows from row `at` on: TMA loads this many at a time, from one page if
  * there are pages. A box has up to 32 times as many. */
 typedef struct lane_rows {
     int at;         /* none, if the box has no such row */
     int row, outer; /* of the tensor: where they are */
 } lane_rows;
 
-/* To be found before a stage is waited for, as it takes long to read the block table. It is not read
- * behind the last page: any page will do for rows behind it. */
+/* Must be computed before waiting for a stage, because reading the block table takes long. The table is
+ * not read after the last page: any page will do for the rows after it. */
 FA_DEVICE lane_rows find_lane_rows(const kv_box *box, const fa_attention_params *p,
                                    const fa_sm90_params *s, const fa_tile *t)
 {
@@ -91,7 +91,7 @@ FA_DEVICE void issue_box(char *shared, const fa_sm90_map *map, const fa_sm90_ste
                         own->outer * step->block);
 }
 
-/* The same, as all that the barrier's phase waits for. The whole warp. */
+/* The same, if the barrier's phase waits for nothing else. The whole warp. */
 FA_DEVICE void load_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
                         uint64_t *barrier, const kv_box *box, const lane_rows *own,
                         const fa_tile *t)

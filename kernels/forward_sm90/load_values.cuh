@@ -1,5 +1,5 @@
 /*
- * Values to shared memory, without those that no query may see. Shared with forward_sm90_wide.
+ * Loads values to shared memory, without those that no query may see. Shared with forward_sm90_wide.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_LOAD_VALUES_CUH
 #define FA_KERNELS_FORWARD_SM90_LOAD_VALUES_CUH
@@ -11,9 +11,8 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* TMA also loads rows of values outside the keys that a sequence's queries may see. They may hold
- * NaN, and 0 * NaN is NaN, so they are cleared: rows outside [from, to) of a box. The whole
- * warp. */
+/* Clears rows outside [from, to) of a box. TMA also loads values of keys that no query of the sequence may
+ * see. They may hold NaN, and 0 * NaN is NaN. The whole warp. */
 FA_DEVICE void clear_values(char *shared, int rows, int64_t from, int64_t to)
 {
     const int lane = threadIdx.x % 32;
@@ -27,7 +26,7 @@ FA_DEVICE void clear_values(char *shared, int rows, int64_t from, int64_t to)
     __syncwarp();
 }
 
-/* Whether a box holds values to be cleared. Behind the tensor's end TMA writes zeros itself. */
+/* Whether a box holds values that must be cleared. After the tensor's end TMA writes zeros itself. */
 FA_DEVICE bool has_values_to_clear(const fa_attention_params *p, const fa_tile *t,
                                    const fa_range *seen, const kv_box *box)
 {
@@ -35,8 +34,8 @@ FA_DEVICE bool has_values_to_clear(const fa_attention_params *p, const fa_tile *
     return box->key < seen->lo || (box->key + box->rows > seen->hi && !zeros_behind);
 }
 
-/* Loads a box of values, and clears what no query may see before the full barrier says that they
- * are there. cleared: counts the boxes that were cleared so far. */
+/* Loads a box of values, and clears values that no query may see before the full barrier's phase ends.
+ * cleared: counts the boxes that were cleared so far. */
 FA_DEVICE void load_values(const pipeline *pipe, const fa_attention_params *p,
                            const fa_sm90_params *s, const fa_tile *t, const kv_box *box,
                            const lane_rows *own, char *shared, uint64_t *full, int *cleared)

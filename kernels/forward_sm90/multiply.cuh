@@ -1,8 +1,8 @@
 /*
- * The products that a consumer issues: S = Q K^T, and out += P V of the tile before. They run asynchronously, in
- * the order in which they were issued. Scores come first, so that the softmax can begin while P V still runs.
+ * The products that a consumer issues: S = Q K^T, and out += P V of the previous tile. They run asynchronously, in
+ * the order in which they were issued. Scores come first, so that the softmax can start while P V still runs.
  *
- * Ping-pong: consumers issue their products alternately, by named barriers, so that the tensor cores work for
+ * Ping-pong: consumers take turns in issuing their products, by named barriers, so that the tensor cores work for
  * one consumer while another computes its softmax (FlashAttention-3, section 3.1, arXiv:2407.08608).
  */
 #ifndef FA_KERNELS_FORWARD_SM90_MULTIPLY_CUH
@@ -16,13 +16,13 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 
-/* Until this consumer may issue. */
+/* Waits until this consumer may issue. */
 FA_DEVICE void pingpong_wait(int consumer)
 {
     ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + consumer, 2 * WARPGROUP);
 }
 
-/* Now the next consumer may. */
+/* Lets the next consumer issue. */
 FA_DEVICE void pingpong_next(int consumer)
 {
     ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
@@ -38,7 +38,7 @@ FA_DEVICE uint32_t v_descriptor(const pipeline *pipe, tile_count count)
     return pipe->v_descriptor + stage_of(count) * (V_BYTES / 16);
 }
 
-/* Waits until the keys, or values, of a tile are there. */
+/* Waits until the keys, or values, of a tile have been loaded. */
 FA_DEVICE void acquire_keys(const pipeline *pipe, tile_count count)
 {
     ptx_mbarrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
@@ -51,8 +51,8 @@ FA_DEVICE void acquire_values(const pipeline *pipe, tile_count count)
 
 /* ---- One product ----------------------------------------------------------------------------- */
 
-/* Issues s = Q K^T, 64 x KEYS. The statement without instructions hides that q is the same for every tile: the
- * compiler would keep a descriptor for each step in registers, of which there are none. */
+/* Issues s = Q K^T, 64 x KEYS. The empty asm statement hides that q is the same for every tile: otherwise the
+ * compiler would keep a descriptor for each step in registers, and there are none left. */
 FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k)
 {
     __asm__ volatile("" : "+r"(q));
@@ -75,7 +75,7 @@ FA_DEVICE void issue_pv(float *out, const uint32_t *p, uint32_t v, int accumulat
     ptx_wgmma_commit();
 }
 
-/* The values of the tile before, whose product with its weights is to be issued, or runs. */
+/* The values of the previous tile, whose product with its weights will be issued or is running. */
 typedef struct pending_values {
     bool
         any; /* false: there are none. Their product is issued all the same, and nobody reads its result */
@@ -83,7 +83,7 @@ typedef struct pending_values {
     int accumulate; /* 0: they are a work tile's first */
 } pending_values;
 
-/* ptx_register_fence for weights, which the product with values has read until here. */
+/* ptx_register_fence for weights, which the product with values has been reading. */
 FA_DEVICE void fence_weights(uint32_t *weights)
 {
 #pragma unroll
@@ -92,7 +92,7 @@ FA_DEVICE void fence_weights(uint32_t *weights)
 
 /* ---- Issue and wait -------------------------------------------------------------------------- */
 
-/* Issues the scores of a tile, then the values of the one before. */
+/* Issues the scores of a tile, then the values of the previous one. */
 FA_DEVICE void issue_scores_and_values(const pipeline *pipe, float *out, float *s,
                                        const uint32_t *weights, const cursor *at,
                                        const pending_values *values, int consumer)
@@ -109,7 +109,7 @@ FA_DEVICE void issue_scores_and_values(const pipeline *pipe, float *out, float *
     pingpong_next(consumer);
 }
 
-/* Issues the scores of a tile alone. */
+/* Issues only the scores of a tile. */
 FA_DEVICE void issue_scores(const pipeline *pipe, float *s, const cursor *at, int consumer)
 {
     acquire_keys(pipe, at->count);
@@ -162,7 +162,7 @@ FA_DEVICE void issue_values_and_scores(const pipeline *pipe, float *out, float *
     fence_weights(weights);
 }
 
-/* Issues a work tile's last values alone, and waits for the outputs. */
+/* Issues only a work tile's last values, and waits for the outputs. */
 FA_DEVICE void issue_values(const pipeline *pipe, float *out, uint32_t *weights,
                             const pending_values *values, int consumer)
 {

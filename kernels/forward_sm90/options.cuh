@@ -27,7 +27,7 @@ FA_DEVICE void mask_scores(float *s, const work_tile *w, int consumer, int key)
     for (int r = 0; r < 2; r++) {
         const key_range range = find_key_range(w, row_of(consumer, r));
         int lo = range.lo - column, hi = range.hi - column;
-        /* As if they changed here: the compiler would keep columns in registers, to compare with. */
+        /* Hides from the compiler that these do not change: otherwise it would keep columns for comparisons in registers. */
         __asm__ volatile("" : "+r"(lo), "+r"(hi));
         if (left) fa_hide_fragment(s, r, lo, hi);
         else fa_hide_behind(s, r, hi);
@@ -56,7 +56,7 @@ FA_DEVICE float max_absolute_score(const float *s)
     return fmaxf(top[0], top[1]);
 }
 
-/* tanh of all scores. Where none is beyond 0.75, a polynomial of degree 11 is right to 2e-7 and takes half the time of
+/* tanh of all scores. If none exceeds 0.75, a polynomial of degree 11 has an error of 2e-7 and takes half the time of
  * fa_tanh_fast. */
 FA_DEVICE void cap_scores(float *s, float inner)
 {
@@ -71,23 +71,23 @@ FA_DEVICE void cap_scores(float *s, float inner)
 
 #if HAS_SERIES
 
-/* Where scores are small against the softcap, tanh is a short series that becomes part of the exponent: tanh itself
- * takes as long as the exponentials. Its coefficients minimize the largest error for |x| up to SERIES_END: with a softcap
- * of 30 a weight is right to 3.5e-5 (float16) or 5e-4 (bfloat16), less than its rounding. The error grows on beyond. So weights
- * tell of scores beyond it: a weight larger than that of SERIES_END has a score that is too large, which the bound of
- * the sums catches. Scores below -SERIES_LOW come out too small; their weights are so small that they do not count,
- * unless the row's largest score is as low. Between the two, weights are at most a fifth too small.
+/* If scores are small compared with the softcap, tanh is a short series that becomes part of the exponent, because tanh
+ * itself takes as long as the exponentials. The coefficients minimize the largest error for |x| up to SERIES_END: with a
+ * softcap of 30 the error of a weight is 3.5e-5 (float16) or 5e-4 (bfloat16), less than its rounding. Beyond SERIES_END the
+ * error grows. Weights show such scores: a weight larger than that of SERIES_END has a score that is too large, which the
+ * bound of the sums detects. Scores below -SERIES_LOW come out too small. Their weights are too small to matter, unless
+ * the row's largest score is as low. Between the two, weights are at most a fifth too small.
  *
- * Whether all of the warp's scores are in the range of the series: the test for small softcaps, where weights do not
- * tell enough. */
+ * Whether all of the warp's scores are in the range of the series: the test for small softcaps, where weights are not
+ * enough to detect this. */
 FA_DEVICE bool are_in_series(const fa_attention_params *p, const float *s, float inner)
 {
     return !p->lse && !__any_sync(0xffffffff, max_absolute_score(s) * fabsf(inner) > SERIES_END);
 }
 
-/* Whether the warp's rows, whose bases are known, may use the series from now on; sets their bounds, to `bound` or
- * less. At the lower end, the weights of all keys may be lost if together they are 2^-11 of the sum. At the upper end
- * some room is left for the tiles to come. */
+/* Whether the warp's rows, whose bases are known, may use the series from now on; sets their bounds to `bound` or
+ * less. At the lower end, weights may be lost if all of them together are at most 2^-11 of the sum. At the upper end
+ * some room is left for later tiles. */
 FA_DEVICE bool allow_series(const fa_attention_params *p, const work_tile *w, row_state *rows,
                             float bound)
 {
@@ -110,8 +110,8 @@ FA_DEVICE bool allow_series(const fa_attention_params *p, const work_tile *w, ro
 
 /* ---- ALiBi ----------------------------------------------------------------------------------- */
 
-/* Subtracts slope times the distance from query to key. Left of the diagonal that is linear in the key: one
- * multiply-add a score; what depends on the row alone becomes a shift of its base. */
+/* Subtracts slope times the distance from query to key. Left of the diagonal this is linear in the key: one
+ * multiply-add for each score. The part that depends only on the row becomes a shift of its base. */
 FA_DEVICE void subtract_alibi(float *s, const work_tile *w, int tile, exponent_units *u,
                               int consumer)
 {
@@ -145,8 +145,8 @@ FA_DEVICE void load_bias_x2(const char *bias, uint32_t *x2)
         ptx_ldmatrix_x4(x2 + 2 * j, from + j / 8 * BIAS_BLOCK + (chunk * 16 ^ j % 8 * 16));
 }
 
-/* True. What depends on it waits until ldmatrix has written x2: an arrival at a barrier would not, and lets TMA overwrite what has
- * not been read. Of each four words, which are written together, one is looked at. */
+/* Returns true. Instructions that depend on the result wait until ldmatrix has written x2. An arrival at a barrier would not wait,
+ * and TMA could overwrite data that has not been read. Each ldmatrix writes four words, of which one is checked. */
 FA_DEVICE bool is_bias_loaded(const uint32_t *x2)
 {
     uint32_t words = 0;
@@ -155,7 +155,7 @@ FA_DEVICE bool is_bias_loaded(const uint32_t *x2)
     return __shfl_sync(0xffffffff, words, (int)threadIdx.x % 32) == words;
 }
 
-/* Acquires a tile's bias, loads it, and releases its buffer at once: the next one has a long way from memory. */
+/* Acquires a tile's bias, loads it, and releases its buffer at once, because loading the next one takes long. */
 FA_DEVICE void consume_bias(const pipeline *pipe, cursor *at, uint32_t *x2, int consumer)
 {
     ptx_mbarrier_wait(&pipe->state->bias_full[consumer], at->biases & 1);
@@ -200,7 +200,7 @@ FA_DEVICE fa_fragment_row find_fragment_row(const fa_attention_params *p, const 
     return row;
 }
 
-/* A boolean mask, and a bias that TMA cannot load: both are read row by row. */
+/* A boolean mask, and a bias that TMA cannot load. Both are read row by row. */
 FA_DEVICE void apply_options_by_rows(const fa_attention_params *p, const work_tile *w, float *s,
                                      bool read_bias, int consumer, int column)
 {
@@ -212,7 +212,7 @@ FA_DEVICE void apply_options_by_rows(const fa_attention_params *p, const work_ti
     }
 }
 
-/* recomputed: the scores are computed for the second time, so the bias that TMA had loaded is gone. */
+/* recomputed: the scores are computed for the second time, so the bias that TMA loaded may have been overwritten. */
 FA_DEVICE void apply_bias_and_mask(const pipeline *pipe, const fa_attention_params *p, cursor *at,
                                    const tile_limits *limits, float *s, bool recomputed,
                                    int consumer)
@@ -234,7 +234,7 @@ FA_DEVICE void apply_bias_and_mask(const pipeline *pipe, const fa_attention_para
 
 #endif
 
-/* Scores become what the softmax takes, in its units. */
+/* Converts scores to the units of the softmax. */
 FA_DEVICE void apply_score_options(const pipeline *pipe, const fa_attention_params *p, cursor *at,
                                    const tile_limits *limits, float *s, exponent_units *u,
                                    bool recomputed, int consumer)
@@ -252,16 +252,17 @@ FA_DEVICE void apply_score_options(const pipeline *pipe, const fa_attention_para
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
-/* All bits of the halves of x that are not smaller, unsigned, than those of threshold: fa_dropout_mask_x2 in fewer
- * instructions. The lower 15 bits are compared by a subtraction that ends in the top bit, and then the top bits. */
+/* A mask of the halves of x that are not smaller, unsigned, than those of threshold: fa_dropout_mask_x2 in fewer
+ * instructions. A subtraction compares the lower 15 bits and leaves the result in the top bit; then the top bits are
+ * compared. */
 FA_DEVICE uint32_t mask_at_least_x2(uint32_t x, uint32_t threshold)
 {
     const uint32_t sign = 0x80008000u, rest = (x | sign) - (threshold & ~sign);
     return ptx_spread_signs((x & rest) | (~threshold & (x | rest)));
 }
 
-/* Clears the weights that dropout drops; the others are scaled with the outputs. 32 columns of a row take their
- * bits from four blocks, one for each of the row's lanes. */
+/* Clears the weights that dropout drops; the others are scaled with the outputs. 32 columns of a row use bits from
+ * four blocks, one for each of the row's lanes. */
 FA_DEVICE void drop_weights(const fa_attention_params *p, const work_tile *w, uint32_t *weights,
                             int consumer, int tile)
 {

@@ -1,10 +1,10 @@
 /*
- * What the warps of a block share: the stages in dynamic shared memory, and the barriers that they are
- * acquired and released by.
+ * The state that the warps of a block share: the stages in dynamic shared memory, and the barriers by which stages
+ * are acquired and released.
  *
- * For each kind of stage there are two mbarriers. The full barrier ends a phase when the data are there: the
- * producer arrives, and TMA's bytes count. The empty barrier ends one when the consumers have released the
- * stage: one lane of each of their warps arrives.
+ * Each kind of stage has two mbarriers. A phase of the full barrier ends when the data have arrived: the producer
+ * arrives, and TMA's bytes count. A phase of the empty barrier ends when the consumers have released the stage: one
+ * lane of each of their warps arrives.
  *
  *     barriers              stages                          filled by                 released by
  *     entry_full, _empty    QUEUE_ENTRIES work tiles        scheduler warp            producers, all consumers

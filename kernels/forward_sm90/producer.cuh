@@ -1,8 +1,8 @@
 /*
- * The producer warps: one loads queries and keys, one values, and one a bias, where there is one that TMA can
- * load. Each fills the next stage as soon as all consumers have released it.
+ * The producer warps: one loads queries and keys, one loads values, and one loads a bias if TMA can load it. Each
+ * fills the next stage as soon as all consumers have released it.
  *
- * Keys and values have a warp each, so that neither waits for a stage of the other: with one warp for both, the
+ * Keys and values have separate warps, so that neither waits for a stage of the other: with one warp for both, the
  * kernel lost a fifth of its speed.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_PRODUCER_CUH
@@ -19,7 +19,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* A key tile on its way. */
+/* A key tile that is being loaded. */
 typedef struct tile_to_load {
     const work_tile *w;
     int tile;
@@ -85,7 +85,7 @@ FA_DEVICE void produce_values(const pipeline *pipe, const fa_attention_params *p
 
 #if OPTIONS & FA_SM90_BIAS
 
-/* The bias of a key tile, for a consumer that needs the tile. loaded: counts those that it has got so far. */
+/* Loads the bias of a key tile, for a consumer that needs the tile. loaded: counts the biases that it has got so far. */
 FA_DEVICE void load_bias(const pipeline *pipe, const fa_sm90_params *s, const work_tile *w,
                          int tile, int consumer, int *loaded)
 {
@@ -103,8 +103,8 @@ FA_DEVICE void load_bias(const pipeline *pipe, const fa_sm90_params *s, const wo
                         (int)w->query_tile.batch * s->bias_step.block);
 }
 
-/* A bias comes from global memory where keys and values come from the cache, so it has a warp of its own that
- * does not hold these up. */
+/* A bias comes from global memory, while keys and values come from the cache. So it has its own warp, which does not
+ * delay them. */
 FA_DEVICE void produce_bias(const pipeline *pipe, const fa_sm90_params *s)
 {
     int loaded[CONSUMERS] = {0}, number = 0;

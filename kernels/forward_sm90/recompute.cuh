@@ -1,9 +1,8 @@
 /*
- * Rows that are computed again. A key that a boolean mask or a bias of -infinity hides has the weight 0, but its
- * value may be NaN or infinite, and then a product makes NaN of it. So rows whose outputs are not finite are
- * computed again, key by key, without the values of keys of weight 0. This happens when the block has done all of
- * its work: with loops over keys beside those over tiles, the compiler takes the main loop for divergent, at half
- * the speed.
+ * Recomputed rows. A key that a boolean mask or a bias of -infinity hides has the weight 0. But its value may be NaN or
+ * infinite, and then the product is NaN. So rows whose outputs are not finite are recomputed, key by key, without the
+ * values of keys of weight 0. This happens after the block has done all of its work: with loops over keys next to those
+ * over tiles, the compiler would treat the main loop as divergent, at half the speed.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
 #define FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
@@ -18,7 +17,7 @@
 #include "ptx/convert.cuh"
 
 /* The logit of one key, as an exponent of 2; every lane gets it. It is rounded before a base is
- * subtracted: in one fused multiply-add, a huge logit would differ from the base that it is. */
+ * subtracted: in one fused multiply-add, a huge logit would differ from the base that is equal to it. */
 FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
                                 const fa_logit_row *row, const char *q, int64_t j)
 {

@@ -1,11 +1,10 @@
 /*
- * The persistent scheduler: which tasks are a block's, and the queue of work tiles that one warp, the scheduler,
- * describes ahead for all others.
+ * The persistent scheduler: the tasks of a block, and the queue of work tiles that one warp, the scheduler, describes
+ * in advance for all others.
  *
- * The schedule is static: block b of g takes the tasks b, b + g, b + 2g, ... Under a causal mask a task is a
- * causal pair, and the last heads have a balanced schedule (balance.cuh). Only for short rows it is dynamic:
- * blocks take tasks from a counter in global memory, which launches that may run at the same time must not
- * share.
+ * The schedule is usually static: block b of g takes the tasks b, b + g, b + 2g, ... Under a causal mask a task is a
+ * causal pair, and the last heads have a balanced schedule (balance.cuh). For short rows the schedule is dynamic:
+ * blocks take tasks from a counter in global memory. Launches that may run at the same time must not share a counter.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 #define FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
@@ -48,7 +47,7 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
 
 /* ---- The queue ------------------------------------------------------------------------------- */
 
-/* Entries are used in a circle, by the work tile's number. */
+/* Entries are used cyclically, by the work tile's number. */
 FA_DEVICE uint32_t entry_of(int number) { return (uint32_t)number % QUEUE_ENTRIES; }
 FA_DEVICE int entry_parity(int number) { return (int)((uint32_t)number / QUEUE_ENTRIES & 1); }
 
@@ -57,7 +56,7 @@ FA_DEVICE work_tile *queue_entry(const pipeline *pipe, int number)
     return &pipe->queue[entry_of(number)];
 }
 
-/* Waits until the entries of so many work tiles from number on are empty: the whole warp. */
+/* Waits until the entries of this many work tiles, from number on, are empty: the whole warp. */
 FA_DEVICE void wait_for_empty_entries(const pipeline *pipe, int number, int count)
 {
     for (int i = number; i < number + count; i++)
@@ -88,7 +87,7 @@ FA_DEVICE const work_tile *acquire_work_tile(const pipeline *pipe, int number)
     return queue_entry(pipe, number);
 }
 
-/* The warp needs the description no longer. */
+/* Releases the description, which the warp no longer needs. */
 FA_DEVICE void release_work_tile(const pipeline *pipe, int number)
 {
     __syncwarp();
@@ -97,8 +96,8 @@ FA_DEVICE void release_work_tile(const pipeline *pipe, int number)
 
 /* ---- The scheduler warp ---------------------------------------------------------------------- */
 
-/* Lanes describe a work tile each, as many at a time as half of the queue holds: one description takes
- * thousands of cycles. */
+/* Each lane describes a work tile, half of the queue at a time, because one description takes thousands of
+ * cycles. */
 FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *p,
                                const fa_sm90_params *s)
 {
@@ -120,11 +119,11 @@ FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *
 
 #if DYNAMIC
 
-/* Dynamic schedule. Where memory bounds the rate, multiprocessors get unequal shares of it, and with equal
- * shares of the work some end a third later than others. So behind its first task, which goes by its number,
- * a block takes each task from a counter, shortly before it needs it. The counter is 0 before a launch and
- * after it: atomicInc wraps at the number of tasks, and each block that has a task takes one number too many,
- * which makes as many increments as there are tasks. */
+/* Dynamic schedule. If memory limits the rate, multiprocessors get unequal shares of it, and with equal shares of the
+ * work some end a third later than others. So the first task of a block is given by its number, and it takes each
+ * later task from a counter, shortly before it needs it. The counter is 0 before a launch and after it: atomicInc
+ * wraps at the number of tasks, and each block that has a task takes one number too many, so there are as many
+ * increments as tasks. */
 static __device__ uint32_t task_counters[FA_SM90_COUNTERS];
 
 FA_DEVICE int64_t take_task(const fa_sm90_params *s)
@@ -135,7 +134,7 @@ FA_DEVICE int64_t take_task(const fa_sm90_params *s)
     return (int64_t)gridDim.x + warp_uniform((int)taken);
 }
 
-/* Tasks that are taken before the first of them has ended. */
+/* The number of tasks that are taken before the first of them has ended. */
 enum { TASKS_AHEAD = SINGLE_TILES ? 5 : 3 };
 
 FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params *p,

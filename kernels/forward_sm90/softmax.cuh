@@ -1,13 +1,13 @@
 /*
- * Softmax with a running max only where it matters: for peaked rows (common/flat_rows.h says why). A row's weights
- * are 2^(x - base), x being its logits as exponents of 2.
+ * Softmax with a running max only for peaked rows, where it matters (common/flat_rows.h explains why). A row's weights
+ * are 2^(x - base), where x are its logits as exponents of 2.
  *
- * A warpgroup tracks the max while some of its rows are peaked. The sum of a tile's weights, which is needed
- * anyway, tells flat rows from peaked ones, and tells when a weight has grown beyond the others: then the warp
+ * A warpgroup tracks the max while some of its rows are peaked. The sum of a tile's weights, which is needed anyway,
+ * distinguishes flat rows from peaked ones. It also shows when a weight has grown beyond the others: then the warp
  * renews its bases.
  *
- * Weights overwrite the scores, which are gone when the sum is known. A warp whose weights are immense computes the
- * tile's scores again.
+ * Weights overwrite the scores, so the scores no longer exist when the sum is known. A warp whose weights are immense
+ * computes the tile's scores again.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
@@ -23,8 +23,8 @@
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/convert.cuh"
 
-/* A row's largest weight is 2 to this power when its base is its max. float16 loses small numbers, so its
- * weights are larger. */
+/* A row's largest weight is 2 to this power if its base is its max. float16 loses small numbers, so its weights are
+ * larger. */
 #ifndef HEADROOM
 #define HEADROOM (ELEMENT == FA_ELEMENT_FLOAT16 ? 8.0f : 0.0f)
 #endif
@@ -34,24 +34,24 @@
  * largest, none of the warp's rows counts as flat. One in a thousand standard normal rows is below it. */
 #define PEAKED_SUM 2.5f
 
-/* The bound of peaked rows that are not tracked: so many times the average, on top of the largest weight. Flat
- * rows have FA_FLAT_GROWTH. */
+/* The bound of peaked rows that are not tracked: the largest weight plus this many times the average. Flat rows have
+ * FA_FLAT_GROWTH. */
 #define PEAKED_GROWTH 2.0f
 
-/* Upper limit of the average that counts: rows behind the last query, whose scores are all equal, have more. */
+/* Upper limit of the average: rows after the last query, whose scores are all equal, would have more. */
 #define MAX_AVERAGE (KEYS / 25.0f)
 
-/* The base of a flat row may grow by so many powers of two at once. If it grows by more, the row is flat no
- * longer. */
+/* The base of a flat row may grow by this many powers of two at once. If it grows by more, the row is no longer
+ * flat. */
 #define MAX_FLAT_GROWTH 7.0f
 
-/* A warpgroup stops tracking the max after so many tiles without a new one. */
+/* A warpgroup stops tracking the max after this many tiles without a new max. */
 enum { TRACKED_TILES = 4 };
 
 /* The base of a row that has seen no key: no score is below it, and the weight of -infinity is still 0. */
 #define NO_KEY_SEEN (-3.402823466e38f)
 
-/* What a thread's two rows carry from tile to tile. */
+/* The state of a thread's two rows between tiles. */
 typedef struct row_state {
     float base[2], sum[2]; /* sum: of the thread's columns only */
 #if EXACT_SUMS
@@ -62,7 +62,7 @@ typedef struct row_state {
 #endif
 } row_state;
 
-/* A score s of row r stands for the exponent scale * s - shift[r] of 2; where tanh is a series, in plain tiles, for
+/* A score s of row r means the exponent scale * s - shift[r] of 2. In plain tiles where tanh is a series, it means
  * (scale + third * s^2 + fifth * s^4) * s. */
 typedef struct exponent_units {
     float scale, shift[2];
@@ -101,9 +101,9 @@ FA_DEVICE float max_of_scores(const float *s, int r)
     return fmaxf(top[0], top[1]);
 }
 
-/* The same by comparing the bits as integers. That takes half the instructions, because one
- * instruction finds the max of three integers. If all scores are negative, the result is negative,
- * but need not be their max. */
+/* The same by comparing the bits as integers. This takes half the instructions, because one instruction
+ * finds the max of three integers. If all scores are negative, the result is negative, but it may not be
+ * their max. */
 FA_DEVICE float max_of_bits(const float *s, int r)
 {
     int top[2] = {__float_as_int(-0.0f), __float_as_int(-0.0f)};
@@ -128,9 +128,9 @@ FA_DEVICE float max_exponent(float top, int r, const exponent_units *u)
 #endif
 }
 
-/* Raises the bases to this tile's max. top: the max of a thread's scores in each of its rows, which
- * four lanes share. Sets rescale, by which the outputs so far are to be multiplied; sums are
- * multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
+/* Raises the bases to this tile's max. top: the max of a thread's scores in each of its rows, which four
+ * lanes share. Sets rescale, by which the outputs so far must be multiplied; sums are multiplied here. A
+ * row that has seen no key keeps NO_KEY_SEEN. */
 FA_DEVICE void raise_bases(const float *top, row_state *rows, float *rescale,
                            const exponent_units *u)
 {
@@ -152,8 +152,8 @@ FA_DEVICE void rescale_outputs(float *out, const float *rescale)
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* A thread's scores of a tile are taken two at a time: number i is the columns 8 (i / 2) + {0, 1} of row i % 2, which
- * become weights[i], packed. There are so many of them: */
+/* A thread's scores of a tile are processed in pairs: pair i is columns 8 (i / 2) + {0, 1} of row i % 2, and becomes
+ * weights[i], packed. This is the number of pairs: */
 #define WEIGHTS_X2 (FRAGMENT_KEYS / 4)
 
 /* Sums of a thread's weights in a tile: of each row, even and odd columns. */
@@ -243,8 +243,8 @@ FA_DEVICE float average_sum(const float *sum)
     return fminf((float)all * (1.0f / (64.0f * unit)), MAX_AVERAGE * MAX_WEIGHT);
 }
 
-/* Whether one row of the warp is peaked, however flat the others are: its outputs are the larger ones. Rows
- * behind the last query, whose scores are all equal, are the flattest of all. */
+/* Whether a row of the warp is peaked, even if all others are flat, because its outputs are larger. Rows after the last
+ * query, whose scores are all equal, count as the flattest. */
 FA_DEVICE bool has_peaked_row(const float *sum)
 {
     float smallest = INFINITY;
@@ -257,7 +257,7 @@ FA_DEVICE bool has_peaked_row(const float *sum)
 
 /* ---- Weights that are too large -------------------------------------------------------------- */
 
-/* Two elements of a row of queries or keys; zeros behind the last. */
+/* Two elements of a row of queries or keys; zeros after the last. */
 FA_DEVICE uint32_t load_x2(const char *row, int column, int columns)
 {
     const uint16_t *x = (const uint16_t *)row + column;
@@ -267,7 +267,7 @@ FA_DEVICE uint32_t load_x2(const char *row, int column, int columns)
     return two;
 }
 
-/* Computes the warp's rows of S = Q K^T again, from global memory: the stages may have been filled anew. */
+/* Computes the warp's rows of S = Q K^T again, from global memory, because the stages may have been overwritten. */
 FA_DEVICE void recompute_scores(const fa_attention_params *p, const work_tile *w, int tile,
                                 float *s, int consumer)
 {
@@ -297,7 +297,7 @@ FA_DEVICE void recompute_scores(const fa_attention_params *p, const work_tile *w
     }
 }
 
-/* Multiplies all that the rows have so far, this tile's weights too. */
+/* Multiplies all sums and outputs of the rows so far, and this tile's weights. */
 FA_DEVICE void rescale_rows(float *s, float *out, row_state *rows, const float *factor)
 {
 #pragma unroll
@@ -307,11 +307,11 @@ FA_DEVICE void rescale_rows(float *s, float *out, row_state *rows, const float *
     rescale_outputs(out, factor);
 }
 
-/* Dividing by weights from here on would lose other weights. */
+/* Dividing by weights of this size or more would lose other weights. */
 #define IMMENSE 1e30f
 
-/* Raises bases to the largest weights s where these have grown, and rescales the rows. Returns false, and does
- * nothing, if a weight is immense. A weight of NaN does not count: no base would help. */
+/* Raises bases to the largest weights s if these have grown, and rescales the rows. Returns false, and does nothing,
+ * if a weight is immense. A weight of NaN is ignored, because no base would help. */
 FA_DEVICE bool renew_bases(float *s, float *out, row_state *rows)
 {
     float largest[2], factor[2];

@@ -1,6 +1,6 @@
 /*
- * Stages of the circular pipelines in shared memory. A count tells stage and parity: of the tiles so far for
- * keys and values, of the work tiles so far for queries. Counts go on from work tile to work tile.
+ * Stages of the circular pipelines in shared memory. A count gives stage and parity: the number of tiles so far for
+ * keys and values, and of work tiles so far for queries. Counts continue from work tile to work tile.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_STAGE_CUH
 #define FA_KERNELS_FORWARD_SM90_STAGE_CUH

@@ -1,7 +1,7 @@
 /*
- * The end of a work tile: outputs are divided by the sums of weights and stored, with the log-sum-exp. They go
- * through shared memory where there is room (OUT_BUFFER), so that each lane stores 16 bytes and the warp whole
- * lines; else lanes exchange neighbours and store 8 bytes each.
+ * The end of a work tile: outputs are divided by the sums of weights and stored, with the log-sum-exp. If there is
+ * room (OUT_BUFFER), they go through shared memory, so that each lane stores 16 bytes and the warp whole lines.
+ * Otherwise lanes exchange neighbours and store 8 bytes each.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_STORE_CUH
 #define FA_KERNELS_FORWARD_SM90_STORE_CUH
@@ -20,7 +20,7 @@
 FA_DEVICE int columns_left(const fa_attention_params *p) { return p->d_v - FIRST_COLUMN; }
 FA_DEVICE char *first_output(const work_tile *w) { return w->out + 2 * FIRST_COLUMN; }
 
-/* Two neighbours of a row's outputs, times its factor. A factor of 0 makes 0, whatever they are. */
+/* Two neighbours of a row's outputs, times its factor. A factor of 0 gives 0, even for NaN. */
 FA_DEVICE uint32_t pack_outputs(const float *x, float factor)
 {
     return factor == 0.0f ? 0 : fa_pack_x2(x[0] * factor, x[1] * factor);
@@ -28,8 +28,8 @@ FA_DEVICE uint32_t pack_outputs(const float *x, float factor)
 
 /* ---- Through shared memory ------------------------------------------------------------------- */
 
-/* A warp's buffer has 16 rows of 128 bytes. Chunks of 16 bytes are swizzled within their row, so that neither a row
- * nor a column meets a bank twice. */
+/* A warp's buffer has 16 rows of 128 bytes. Chunks of 16 bytes are swizzled within their row, so that accesses to a row
+ * or to a column have no bank conflicts. */
 FA_DEVICE char *buffer_chunk(char *buffer, int row, int chunk)
 {
     return buffer + row * 128 + (chunk ^ row % 8) * 16;
@@ -138,7 +138,7 @@ FA_DEVICE void store_row(const fa_attention_params *p, const uint2 *fours, char 
         store_each((uint16_t *)row, 16 * j + first, columns_left(p), fours[j]);
 }
 
-/* Both rows are gathered before one is stored: otherwise the second would wait for the registers of the first. */
+/* Both rows are gathered before either is stored: otherwise the second would wait for the registers of the first. */
 FA_DEVICE void store_rows(const fa_attention_params *p, const work_tile *w, const float *out,
                           const float *factor, int consumer)
 {
@@ -167,8 +167,8 @@ FA_DEVICE bool is_finite_for_warp(const float *out, const float *factor)
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
-/* Stores a consumer's outputs and log-sum-exp; zeros and -infinity in rows of no query. Returns whether rows of the
- * warp are to be recomputed. */
+/* Stores a consumer's outputs and log-sum-exp; zeros and -infinity in rows without a query. Returns whether rows of the
+ * warp must be recomputed. */
 FA_DEVICE bool store_outputs(const fa_attention_params *p, const work_tile *w, char *out_buffer,
                              const row_state *rows, float *out, int consumer)
 {

@@ -1,11 +1,11 @@
 /*
- * A consumer's softmax of one tile, from scores to packed weights, while its own P V of the tile before still runs.
+ * A consumer's softmax of one tile, from scores to packed weights, while its own P V of the previous tile still runs.
  *
  *     masked tiles   a mask, and the max: the first tile that a row sees, and those that it sees in part
  *     plain tiles    no mask; all rows have seen a key before. Most tiles are plain
  *
- * What a warp decides for itself, from its own scores, contains neither an issue of products nor a wait for them:
- * all four warps of a warpgroup must come to these at the same point of the code.
+ * Branches that depend on a warp's own scores must not issue products or wait for them: all four warps of a warpgroup
+ * must do this at the same point of the code.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH
@@ -24,8 +24,8 @@
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-/* Acquires the bias of the tile whose scores are issued next. Before these, because a warp goes on behind a product
- * that takes its weights from registers only when most of it has run. */
+/* Acquires the bias of the tile whose scores are issued next. This is done before they are issued: after issuing a
+ * product with weights in registers, a warp continues only when most of the product has run. */
 FA_DEVICE void acquire_tile_bias(const pipeline *pipe, consumer_state *c)
 {
 #if BIAS_AHEAD
@@ -35,8 +35,8 @@ FA_DEVICE void acquire_tile_bias(const pipeline *pipe, consumer_state *c)
 #endif
 }
 
-/* Applies the options to the scores; returns which exponents they stand for now. recomputed: the scores were computed
- * for the second time. */
+/* Applies the options to the scores; returns the exponents that they mean now. recomputed: the scores were computed for
+ * the second time. */
 FA_DEVICE exponent_units find_exponents(const pipeline *pipe, const fa_attention_params *p,
                                         consumer_state *c, bool recomputed)
 {
@@ -97,8 +97,8 @@ FA_DEVICE void set_bound(const pipeline *pipe, const fa_attention_params *p, con
 #endif
 }
 
-/* Finds out whether the warp's rows are flat, from their sums of a tile whose max is known. Under ALiBi the max
- * moves on from tile to tile, so rows never count as flat. */
+/* Finds whether the warp's rows are flat, from their sums of a tile whose max is known. Under ALiBi the max moves from
+ * tile to tile, so rows never count as flat. */
 FA_DEVICE void classify_rows(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                              const float *sum)
 {
@@ -112,7 +112,7 @@ FA_DEVICE void classify_rows(const pipeline *pipe, const fa_attention_params *p,
     set_bound(pipe, p, c, MAX_WEIGHT + FA_FLAT_GROWTH * average);
 }
 
-/* The bound of peaked rows that have not had a new max for a while: from the average of all tiles so far. */
+/* The bound of peaked rows that have had no new max for a while, from the average of all tiles so far. */
 FA_DEVICE void bound_peaked_rows(const pipeline *pipe, const fa_attention_params *p,
                                  consumer_state *c)
 {
@@ -146,7 +146,7 @@ FA_DEVICE bool may_be_beyond_series(const consumer_state *c)
 
 /* ---- Masked tiles ---------------------------------------------------------------------------- */
 
-/* Weights by bases that are this tile's max. rescale: what outputs so far are to be multiplied by. */
+/* Computes weights with bases that are this tile's max. rescale: the factor for the outputs so far. */
 FA_DEVICE void weigh_with_max(float *s, row_state *rows, const exponent_units *u, float *sum,
                               float *rescale)
 {
@@ -173,7 +173,7 @@ FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p
 
 /* ---- Plain tiles ----------------------------------------------------------------------------- */
 
-/* Raises the bases to the max of a plain tile. Returns whether one has changed: then outputs are to be rescaled. */
+/* Raises the bases to the max of a plain tile. Returns whether one has changed: then outputs must be rescaled. */
 FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent_units *u,
                          float *rescale)
 {
@@ -186,8 +186,8 @@ FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent
     return changed;
 }
 
-/* The weights of the tile are too large for their bases: renews these. Immense weights, infinite ones among
- * them, do not tell their scores any more; then the scores are recomputed and weighed with their max. */
+/* Renews the bases, because the weights of the tile are too large for them. Immense weights, which include infinite
+ * ones, no longer determine their scores. Then the scores are recomputed, and weights computed with their max. */
 FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                      const float *sum)
 {
@@ -213,15 +213,15 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
     }
 }
 
-/* Scores are weighed in groups of this size, and so many of a tile's, at least, are weighed while values are
- * still being added. The fastest numbers on an H200; both in units of two scores. */
+/* Weights are computed in groups of this size, and at least EARLY of a tile's weights while values are still being
+ * added. These numbers were the fastest on an H200; both are in units of two scores. */
 #define GROUP (HAS_SERIES ? 8 : 4)
 #define EARLY (WEIGHTS_X2 * (CONSUMERS == 3 ? 3 : 6) / 8)
 
-/* The special-function unit, which consumers share, is to be busy from the first moment: so a group's exponents
- * are computed only while the group before the last becomes weights. After EARLY weights the warp waits for the
- * product with the values of the tile before and releases their stage at once; the other weights are packed in
- * the issue slots that exponentials leave free. tracked: with the max. */
+/* The special-function unit, which consumers share, should be busy from the start. So a group's exponents are computed
+ * while the group two before it becomes weights. After EARLY weights the warp waits for the product with the values of
+ * the previous tile, and releases their stage at once. The other weights are packed in issue slots that exponentials
+ * leave free. tracked: with the max. */
 FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                              bool tracked)
 {
@@ -245,7 +245,7 @@ FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p,
             paced.base[1] = ptx_depend_on(paced.base[1], before.of[1][1], c->zero);
         }
         if (i < EARLY && to >= EARLY) {
-            /* After two of the sums: after one alone the assembler waits too early, after all four too late. */
+            /* After two of the sums: after only one the assembler waits too early, after all four too late. */
             const int two = __float_as_int(sums.of[1][1]) | __float_as_int(sums.of[0][0]);
             ptx_order_after(__int_as_float(two), c->zero, pipe->state);
             wait_for_outputs(c->out, c->weights);

@@ -1,7 +1,7 @@
 /*
- * A work tile: QUERIES queries of one head of one sequence, and the key tiles that they see. It is what a block
- * computes at a time. The scheduler warp describes it once (describe_work_tile); all other warps read the
- * description, so that none repeats this long chain of integer arithmetic.
+ * A work tile: QUERIES queries of one head of one sequence, and the key tiles that they see. A block computes one work
+ * tile at a time. The scheduler warp describes it once (describe_work_tile). All other warps read the description, so
+ * that they need not repeat this long chain of integer arithmetic.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_WORK_TILE_CUH
 #define FA_KERNELS_FORWARD_SM90_WORK_TILE_CUH
@@ -36,7 +36,7 @@ typedef struct work_tile {
 } work_tile;
 static_assert(sizeof(work_tile) <= FA_SM90_ENTRY_BYTES, "the planner reserves so many bytes");
 
-/* Beyond every key, and small enough that it can be added to without overflow. */
+/* Larger than every key, and small enough that additions to it do not overflow. */
 enum { UNBOUNDED = 1 << 30 };
 
 FA_DEVICE int32_t saturate(int64_t x)
@@ -51,7 +51,7 @@ typedef struct key_range {
     int lo, hi;
 } key_range;
 
-/* Of query i. Rows behind the last query see what it sees. */
+/* The keys of query i. Rows after the last query see the same keys as the last query. */
 FA_DEVICE key_range find_key_range(const work_tile *w, int i)
 {
     const int row = min(i, max(w->queries, 1) - 1);
@@ -72,7 +72,7 @@ FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
     w->unmasked_to[consumer] = find_key_range(w, first).hi / KEYS;
 }
 
-/* The key tiles that the queries may see: at least one, which may be masked as a whole. */
+/* The key tiles that the queries may see: at least one, which may be completely masked. */
 FA_DEVICE void find_key_tiles(const fa_attention_params *p, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
@@ -96,9 +96,9 @@ FA_DEVICE void find_key_tiles(const fa_attention_params *p, work_tile *w)
 
 #if OPTIONS
 
-/* Scores come to the softmax in units of the scale or the softcap, because the softmax multiplies by one
- * number anyway. A scale below FA_SM90_MIN_SCALE is multiplied by at once: a bias in such units could
- * overflow, and a negative scale would turn the largest score into the smallest. */
+/* The softmax gets scores in units of the scale or the softcap, because it multiplies by one number anyway. Scores are
+ * multiplied by a scale below FA_SM90_MIN_SCALE before: a bias in such units could overflow, and with a negative scale
+ * the largest score would be the smallest logit. */
 FA_DEVICE void find_units(const fa_attention_params *p, work_tile *w)
 {
     const float scale = fa_effective_scale(p, &w->query_tile);
@@ -123,7 +123,7 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
 
 #else
 
-/* Scores come to the softmax as the products leave them. */
+/* The softmax gets the scores of the products unchanged. */
 FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *s, work_tile *w)
 {
     (void)s;
@@ -132,8 +132,8 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
 
 #endif
 
-/* Describes the work tile of a task: the number of a query tile, as fa_find_tile counts them. Returns false if
- * there are no rows, or no such task. */
+/* Describes the work tile of a task. A task is the number of a query tile, as in fa_find_tile. Returns false if there
+ * are no rows, or no such task. */
 FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
                                   int64_t task, work_tile *w)
 {
