@@ -1,5 +1,5 @@
 /*
- * The consumers' loop over the block's key tiles, and what it leaves in shared memory.
+ * The consumers' loop over the block's key tiles, and its results in shared memory.
  */
 #ifndef FA_KERNELS_DECODE_SM90_ATTEND_CUH
 #define FA_KERNELS_DECODE_SM90_ATTEND_CUH
@@ -12,8 +12,8 @@
 #include "decode_sm90/values.cuh"
 #include "ptx/registers.cuh"
 
-/* The rows' ends to what warps exchange: each warp's sums, and the bases. All products have
- * ended. */
+/* Writes the final numbers of rows to the exchange area: each warp's sums, and the bases. All products
+ * have ended. */
 FA_DEVICE void share_row_ends(const pipeline *pipe, row_sums *rows)
 {
     sync_consumers(); /* all have read the largest logits */
@@ -29,7 +29,7 @@ FA_DEVICE void share_row_ends(const pipeline *pipe, row_sums *rows)
     }
 }
 
-/* The block's sums to shared memory, as merge() takes them. */
+/* Writes the block's sums to shared memory, in the form that merge() takes. */
 FA_DEVICE void share_sums(const pipeline *pipe, row_sums *rows, const float *out, float *sums)
 {
     share_row_ends(pipe, rows);
@@ -49,7 +49,7 @@ FA_DEVICE void share_sums(const pipeline *pipe, row_sums *rows, const float *out
         make_float2(pipe->exchange[CONSUMER_WARPS * ROWS + r], sum);
 }
 
-/* at: goes on behind the part's tiles. */
+/* at: advances past the part's tiles. */
 FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
                       fa_place *at, float *sums)
 {

@@ -1,6 +1,6 @@
 /*
- * A consumer's loop over the block's key tiles, of 8 bits: each warp has the rows of its own, its own
- * bases and its own sums, so that no warp waits for another before the end.
+ * A consumer's loop over the block's 8-bit key tiles. Each warp has its own rows, bases and sums, so no warp
+ * waits for another before the end.
  */
 #ifndef FA_KERNELS_DECODE_SM90_BYTES_ATTEND_CUH
 #define FA_KERNELS_DECODE_SM90_BYTES_ATTEND_CUH
@@ -47,13 +47,13 @@ FA_DEVICE bool has_nonfinite_values(uint32_t tile)
     return false;
 }
 #else
-/* A lane has a key. Its vectors in turn, and lanes at different ones. */
+/* Each lane has a key. It goes through the key's vectors, and lanes are at different vectors. */
 FA_DEVICE uint32_t own_vector(uint32_t tile, int i)
 {
     return tile + (uint32_t)(lane_id() * PITCH + (i + lane_id()) % 8 * 16 + i / 8 * COLUMNS_BYTES);
 }
 
-/* Values of keys that no row sees become 0: a weight of 0 times what is there might be NaN. */
+/* Sets values of keys that no row sees to 0, because a weight of 0 times such a value might be NaN. */
 FA_DEVICE void clear_unseen(const fa_work *w, uint32_t tile, int first)
 {
     const int key = first + lane_id();
@@ -91,7 +91,7 @@ FA_DEVICE uint32_t own_scales(const pipeline *pipe, const fa_place *at)
     return scales_at(pipe, at) + (uint32_t)(warp_id() * 4 * KEYS);
 }
 
-/* All lanes have used the tile at this place. Goes on behind it. */
+/* Called when all lanes have used the tile at this place. Advances past it. */
 FA_DEVICE void release_rows(const pipeline *pipe, fa_place *at)
 {
     __syncwarp();
@@ -130,7 +130,7 @@ FA_DEVICE void attend_tiles(const pipeline *pipe, const fa_decode_params *d, con
     }
 }
 
-/* The warps' sums over the block's part, to shared memory, as merge() takes them. */
+/* Writes the warps' sums over the block's part to shared memory, in the form that merge() takes. */
 FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
                       fa_place *at, float *sums)
 {

@@ -1,7 +1,7 @@
 /*
- * What decode_sm90 is compiled with, and what follows from it: who has what, and where it is in
- * shared memory. It replaces decode_sm80/config.cuh, and is included before any part of
- * decode_sm80. decode_sm90.h says what the numbers of a variant are.
+ * The macros with which decode_sm90 is compiled, and what follows from them: the data of each thread, and
+ * the layout of shared memory. This file replaces decode_sm80/config.cuh, and must be included before any
+ * part of decode_sm80. decode_sm90.h explains the numbers of a variant.
  */
 #ifndef FA_KERNELS_DECODE_SM90_CONFIG_CUH
 #define FA_KERNELS_DECODE_SM90_CONFIG_CUH
@@ -24,8 +24,8 @@
 #include "ptx/barrier.cuh"
 #include "ptx/thread.cuh"
 
-/* Groups of warps of a persistent block, which have a part each at a time. 0: a block has one part
- * and ends. */
+/* Groups of warps of a persistent block, each of which works on one part at a time. 0: a block has one
+ * part and ends. */
 #ifndef GROUPS
 #define GROUPS 0
 #endif
@@ -42,7 +42,7 @@
 #define CACHE ELEMENT
 #endif
 
-/* Whether keys and values leave the second-level cache first. */
+/* Whether the second-level cache evicts keys and values first. */
 #ifndef READ_ONCE
 #define READ_ONCE 1
 #endif
@@ -58,8 +58,8 @@ enum {
     CACHE_BYTES = EIGHT_BITS ? 1 : 2,      /* of an element of keys and values */
     DIM_BLOCK_COLUMNS = 128 / CACHE_BYTES, /* that the swizzle spans */
     DIM_BLOCKS = HEAD_DIM / DIM_BLOCK_COLUMNS,
-    /* A tile of keys or values is in TILE_STAGES stages, which have STAGE_DIM_BLOCKS blocks of
-     * columns of all its rows. */
+    /* A tile of keys or values occupies TILE_STAGES stages. Each has STAGE_DIM_BLOCKS blocks of columns
+     * of all its rows. */
     STAGE_BYTES = FA_DECODE_SM90_STAGE,
     DIM_BLOCK_BYTES = KEYS * 128,
     STAGE_DIM_BLOCKS = STAGE_BYTES / DIM_BLOCK_BYTES,
@@ -79,7 +79,7 @@ static_assert(TILE_STAGES * STAGE_DIM_BLOCKS == DIM_BLOCKS, "whole stages");
 enum { ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM) };
 
 #if PERSISTENT
-/* Warps of consumers come first, as a warpgroup has four neighbours; then a producer for each group. */
+/* Warps of consumers come first, because a warpgroup is four neighbouring warps; then a producer for each group. */
 FA_DEVICE bool is_producer(void) { return ptx_thread_id() >= GROUPS * CONSUMER_THREADS; }
 FA_DEVICE int group_id(void)
 {
@@ -101,7 +101,7 @@ FA_DEVICE void sync_consumers(void)
     ptx_named_barrier_sync(consumers_barrier(), CONSUMER_THREADS);
 }
 
-/* All that merge. In a persistent block the producer is at the next part then. */
+/* Synchronizes all threads that merge. In a persistent block the producer is already at the next part. */
 FA_DEVICE void sync_threads(void)
 {
     if (PERSISTENT) sync_consumers();
@@ -112,7 +112,7 @@ FA_DEVICE void sync_threads(void)
 
 /* ---- Who has what, of 8 bits: products are those of decode_sm80 ----------------------------- */
 
-/* In the parts of decode_sm80 KEYS are those of a warp. */
+/* In the code of decode_sm80, KEYS is the number of keys of a warp. */
 #undef KEYS
 #define KEYS 32
 #define FRAGMENT_KEYS KEYS
@@ -141,10 +141,10 @@ static_assert(4 * SUMS * ROWS * ROW_FLOATS <= STAGES * STAGE_BYTES, "room for th
 static_assert(4 * ROWS * (SUMS + 2) <= QUERY_BYTES, "room for the warps' factors and the rows'");
 
 /*
- * TMA swizzles the vectors of a row by its last three bits, and decode_sm80 by the same bits in
- * another order, so that the loads of keys meet no bank twice. So a warp takes the keys of eight in
- * another order: row r of a product is key turn_of(r) of them, and what has an order of its own,
- * masks and scales, asks key_of.
+ * TMA swizzles the vectors of a row by the last three bits of its number. decode_sm80 uses the same bits
+ * in another order, so that loads of keys have no bank conflicts. So a warp takes each eight keys in
+ * another order: row r of a product is key turn_of(r) of the eight. Masks and scales find the key of an
+ * element by key_of.
  */
 FA_DEVICE int turn_of(int row) { return row % 2 * 4 + row / 2 % 4; }
 
@@ -183,14 +183,14 @@ static_assert(4 * ROWS * ROW_FLOATS <= 3 * STAGE_BYTES, "room for the block's su
 static_assert(4 * ROWS * 3 <= QUERY_BYTES, "room for the rows' factors");
 
 /*
- * Products are transposed: S^T = K Q^T and O^T = V^T P^T. With g = lane / 4 and t = lane % 4 a
- * thread of warp w has, of eight rows j of the work tile, the rows 8j + 2t + e (e 0 or 1); in S^T
- * those of the keys 64m + 16w + g + 8h, in [m][4j + 2h + e], and in O^T of as many columns.
+ * Products are transposed: S^T = K Q^T and O^T = V^T P^T. With g = lane / 4 and t = lane % 4, a thread of
+ * warp w has the rows 8j + 2t + e (e 0 or 1) of the work tile. In S^T it has these rows for the keys
+ * 64m + 16w + g + 8h, in [m][4j + 2h + e]; in O^T for the columns with the same numbers.
  */
 FA_DEVICE int row_of(int j, int e) { return 8 * j + lane_id() % 4 * 2 + e; }
 FA_DEVICE int first_of_block(void) { return 16 * warp_id() + lane_id() / 4; }
 
-/* Where 16 bytes of a row are in a block of 64 columns, with TMA's 128-byte swizzle. */
+/* The place of 16 bytes of a row in a block of 64 columns, with TMA's 128-byte swizzle. */
 FA_DEVICE uint32_t swizzled(int row, int vector)
 {
     return (uint32_t)(row * 128 + (vector ^ row % 8) * 16);

@@ -1,10 +1,10 @@
 /*
- * Attention of few queries over many keys on Hopper, as decode_sm80 does it, with wgmma and TMA:
- * head dims to 256, float16 or bfloat16 with float32 sums; a scale, a softcap, sinks, and masks by
+ * Attention of few queries over many keys on Hopper: the algorithm of decode_sm80 with wgmma and TMA.
+ * Head dims to 256, float16 or bfloat16 with float32 sums; a scale, a softcap, sinks, and masks by
  * position and lengths.
  *
- *   config.cuh    the numbers of the variant, who has what
- *   pipeline.cuh  what the warps share
+ *   config.cuh    the numbers of the variant, the data of each thread
+ *   pipeline.cuh  the state that the warps share
  *   producer.cuh  copies of keys and values
  *   scores.cuh    S^T, logits and weights
  *   values.cuh    O^T
@@ -12,13 +12,13 @@
  *   merge_parts.cuh  results of merged parts
  *   bytes_attend.cuh  the loop of keys and values of 8 bits
  *
- * Work tiles, parts, and who merges them are those of decode_sm80 (decode_sm80/work.cuh,
- * merge.cuh, last_part.cuh). A block has a part: a warp loads its keys and values by TMA, and a
- * warpgroup multiplies. Keys, and columns of the values, are the 64 rows of a product, and the work
- * tile's rows are its columns: so 8 rows are no more work than there is.
+ * Work tiles, parts and merging are those of decode_sm80 (decode_sm80/work.cuh, merge.cuh, last_part.cuh).
+ * A block has a part: a warp loads its keys and values by TMA, and a warpgroup multiplies. The 64 rows of
+ * a product are keys, or columns of the values, and its columns are the rows of the work tile. So a work
+ * tile of only 8 rows wastes no work.
  *
- * Keys and values of 8 bits have to be converted, for which they go through registers anyway: their
- * products are those of decode_sm80, by mma, and a warp has its own rows of a tile and its own sums.
+ * Keys and values of 8 bits must be converted, and pass through registers for this. So their products are
+ * those of decode_sm80, by mma, and a warp has its own rows of a tile and its own sums.
  */
 #include "decode_sm90/config.cuh"
 
@@ -35,8 +35,7 @@
 #include "decode_sm90/producer.cuh"
 #include "ptx/grid.cuh"
 
-/* What the block has to add to the results: its part of the keys. Returns whether it is the one
- * that merges all parts. */
+/* Computes the block's part of the keys. Returns whether this block merges all parts. */
 FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
                         const fa_decode_sm90_params *s)
 {
@@ -65,8 +64,7 @@ FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
     return d->step == FA_DECODE_LAST && is_last_part(d, w);
 }
 
-/* Packed rows of no sequence, from the first one to the one behind the last, get zeros. A warp for
- * each. */
+/* Sets packed rows of no sequence, [from, to), to zeros, with a warp for each row. */
 FA_DEVICE void clear_rows_of_none(const fa_decode_params *d, const fa_work *w, int64_t from,
                                   int64_t to)
 {
@@ -83,8 +81,8 @@ FA_DEVICE void clear_rows_of_none(const fa_decode_params *d, const fa_work *w, i
         }
 }
 
-/* Where work tiles are numbered by sequence, the rows in front of the first sequence and behind the last
- * one are those sequences' blocks'. There are hardly ever any. */
+/* If work tiles are numbered by sequence, the blocks of the first and of the last sequence also write the
+ * rows before the first and after the last sequence. There are hardly ever any. */
 FA_DEVICE void clear_outside(const fa_decode_params *d, const fa_work *w)
 {
     const fa_tile *t = &w->tile;
@@ -122,7 +120,7 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
         ptx_tma_prefetch(&s.v);
         init_barriers(state, s.stages);
     }
-    /* The launch overlaps the one in front, and the next one may overlap this one's end. */
+    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
     find_work(&d, &s.divisors, &state->work);

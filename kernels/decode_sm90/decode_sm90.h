@@ -1,14 +1,14 @@
 /*
- * What the kernel of decode_sm90 is told, and what follows from the numbers of a variant. Shared by
- * the kernel and the planner.
+ * The parameters of decode_sm90, and sizes that follow from the numbers of a variant. Shared by the
+ * kernel and the planner.
  *
- * Of kernels/variants.h:
+ * Numbers of kernels/variants.h:
  *   head_dim    64, 128 or 256: of keys and values
- *   group_rows  rows of a work tile, as decode_sm80 has them: 8 or 32; of 8-bit caches 8 or 16
- *   keys        of a key tile: 64, or 128 with a head dim of 64; of 8-bit caches 128
- *   stages      of the pipeline that there is room for with most blocks on a multiprocessor; the planner
- *               may have more or fewer used
- *   blocks      of a multiprocessor, at most, which bounds the registers
+ *   group_rows  rows of a work tile, as in decode_sm80: 8 or 32; with 8-bit caches 8 or 16
+ *   keys        keys of a key tile: 64, or 128 with a head dim of 64; with 8-bit caches 128
+ *   stages      stages of the pipeline that fit with the most blocks on a multiprocessor; the planner may
+ *               use more or fewer
+ *   blocks      the most blocks of a multiprocessor, which limits the registers
  *   groups      only of decode_sm90_persistent: warpgroups of a block that have a part each
  *   cache       the type of keys and values, if it has 8 bits, as in decode_sm80
  */
@@ -18,45 +18,45 @@
 #include "../decode_sm80/decode_sm80.h"
 #include "../forward_sm90/forward_sm90.h"
 
-/* A warpgroup computes, and a warp behind it loads. */
+/* A warpgroup computes, and the warp after it loads. */
 #define FA_DECODE_SM90_THREADS (128 + 32)
 
 /* Bytes of a stage: two blocks of 64 rows of 64 columns, of keys or of values. */
 #define FA_DECODE_SM90_STAGE (2 * 64 * 128)
 
-/* Bytes of the scales of a stage's keys, of 8-bit caches. */
+/* Bytes of the scales of a stage's keys, with 8-bit caches. */
 #define FA_DECODE_SM90_SCALES (4 * 128)
 
-/* Bytes that a stage takes in all. cache: of the variant. */
+/* All bytes of a stage. cache: of the variant. */
 #define FA_DECODE_SM90_STAGE_ROOM(cache)                                                           \
     (FA_DECODE_SM90_STAGE + ((cache) ? FA_DECODE_SM90_SCALES : 0))
 
-/* Stages of a block, at most. */
+/* The largest number of stages of a block. */
 #define FA_DECODE_SM90_STAGES 12
 
-/* Bytes of what warps exchange: for each row a number of each of four warps, and four more. */
+/* Bytes of the exchange area of warps: for each row, a number of each of four warps and four more numbers. */
 #define FA_DECODE_SM90_EXCHANGE(rows) (8 * 4 * (rows))
 
-/* Bytes of dynamic shared memory: queries, two buffers of weights, what warps exchange, stages; and
- * room to align to 1024. */
+/* Bytes of dynamic shared memory: queries, two buffers of weights, the exchange area, stages; and room
+ * to align to 1024. */
 #define FA_DECODE_SM90_SMEM(dim, rows, keys, stages)                                               \
     (2 * (rows) * (dim) + 2 * 2 * (rows) * (keys) + FA_DECODE_SM90_EXCHANGE(rows) +                \
      (stages)*FA_DECODE_SM90_STAGE + 1024)
 
-/* The same of 8-bit caches: queries, stages and scales. */
+/* The same for 8-bit caches: queries, stages and scales. */
 #define FA_DECODE_SM90_SMEM_8BIT(dim, stages)                                                      \
     (FA_DECODE_QUERIES_8BIT(dim, 16) + (stages)*FA_DECODE_SM90_STAGE_ROOM(1) + 1024)
 
 /* ---- decode_sm90_persistent ------------------------------------------------------------------- */
 
-/* A block's groups have a warpgroup that computes and a warp that loads each. */
+/* Each group of a block has a warpgroup that computes and a warp that loads. */
 #define FA_DECODE_SM90_PERSISTENT_THREADS(groups) ((groups)*FA_DECODE_SM90_THREADS)
 
-/* Bytes of a group's barriers and descriptions of parts, at most. */
+/* The largest size in bytes of a group's barriers and descriptions of parts. */
 #define FA_DECODE_SM90_STATE 640
 
-/* Bytes of a group: what a block has above; behind it a part's sums, as the stages already get the next
- * part's keys, and the state. A multiple of 1024. */
+/* Bytes of a group: those of a block above, then a part's sums and the state. The sums need their own
+ * memory because the stages already receive the next part's keys. A multiple of 1024. */
 #define FA_DECODE_SM90_GROUP(dim, rows, keys, stages)                                              \
     ((2 * (rows) * (dim) + 2 * 2 * (rows) * (keys) + FA_DECODE_SM90_EXCHANGE(rows) +               \
       4 * (rows)*FA_DECODE_ROW(dim) + FA_DECODE_SM90_STATE + 1023) /                               \
@@ -67,8 +67,8 @@
 #define FA_DECODE_SM90_SMEM_PERSISTENT(dim, rows, keys, stages, groups)                            \
     ((groups)*FA_DECODE_SM90_GROUP(dim, rows, keys, stages) + 1024)
 
-/* Sets of counters, and how many a set has: those of decode_sm80 in larger sets, as there are more
- * work tiles here. */
+/* The number of sets of counters, and of counters in a set: as in decode_sm80, with larger sets because
+ * there are more work tiles here. */
 #define FA_DECODE_SM90_COUNTERS 2048
 #define FA_DECODE_SM90_COUNTER_SETS                                                                \
     (FA_DECODE_COUNTER_SETS * FA_DECODE_COUNTERS / FA_DECODE_SM90_COUNTERS)

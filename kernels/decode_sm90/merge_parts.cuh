@@ -1,7 +1,7 @@
 /*
- * Sums of a part to the workspace, and results of merged parts. There a thread has four columns of a row, and reads their sums and the row's
- * bases at the same time, SOURCES parts at once: nothing goes through shared memory, and with few
- * parts memory is waited for once.
+ * Writes sums of a part to the workspace, and computes results of merged parts. For the results, a thread has four
+ * columns of a row. It reads their sums and the row's bases at the same time, SOURCES parts at once. So nothing goes
+ * through shared memory, and with few parts there is only one wait for memory.
  */
 #ifndef FA_KERNELS_DECODE_SM90_MERGE_PARTS_CUH
 #define FA_KERNELS_DECODE_SM90_MERGE_PARTS_CUH
@@ -11,7 +11,7 @@
 #include "decode_sm80/merge.cuh"
 
 #if !EIGHT_BITS
-/* The sums of a part to the workspace, where they have the same form. */
+/* Writes the sums of a part to the workspace, in the same form. */
 FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const float *sums)
 {
     float *const to = find_part(d, w, w->part);
@@ -20,9 +20,9 @@ FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const flo
         *(float4 *)(to + i) = *(const float4 *)(sums + i);
 }
 
-/* The results of sums over all keys. Rows end at the same time, a thread each, not one after the other
- * in a warp as in merge(): with 32 rows that took longer than a key tile. factors: of the rows, in shared
- * memory. */
+/* The results of sums over all keys. All rows are finished at the same time, with a thread for each. In merge()
+ * a warp finishes them one after another, which took longer than a key tile with 32 rows. factors: of the rows,
+ * in shared memory. */
 FA_DEVICE void write_sums(const fa_decode_params *d, const fa_work *w, const float *sums,
                           float *factors)
 {
@@ -91,7 +91,7 @@ FA_DEVICE void add_parts(const float *from, int64_t stride, int part, int count,
     *row = to;
 }
 
-/* By all threads of a block, of which each finishes its columns of a row. */
+/* Executed by all threads of a block; each finishes its columns of a row. */
 FA_DEVICE void merge_parts(const fa_decode_params *d, const fa_work *w)
 {
     const float *first = find_part(d, w, 0);

@@ -1,13 +1,13 @@
 /*
- * decode_sm90 in persistent blocks, for mixed batches: a few of them, one a multiprocessor, read what
- * the sequences of few queries need, and leave the other multiprocessors to the launch behind, which
- * computes. Sixteen bits, packed queries or padded ones.
+ * decode_sm90 in persistent blocks, for mixed batches. A few blocks, one on each multiprocessor, do the
+ * sequences of few queries, which wait for memory. They leave the other multiprocessors to the next launch,
+ * which computes. For 16 bits, and packed or padded queries.
  *
- * One warpgroup does not keep memory busy: it waits for each of its products. So a block has several
- * groups, each a warpgroup that computes and a warp that loads, with a ring of stages of their own.
- * A group takes one part after the other. Its producer describes a part and loads its keys while the
- * consumers are still at the part before; stages, the phases of their barriers and the descriptions
- * are used in a circle all the while.
+ * One warpgroup does not keep memory busy, because it waits for each of its products. So a block has
+ * several groups. Each has a warpgroup that computes and a warp that loads, with their own ring of stages.
+ * A group takes one part after another. Its producer describes a part and loads its keys while the
+ * consumers are still working on the previous part. Stages, the phases of their barriers and the
+ * descriptions are used cyclically across parts.
  */
 #include "decode_sm90/config.cuh"
 
@@ -26,21 +26,21 @@
 /* ---- Which parts are the group's ------------------------------------------------------------- */
 
 /*
- * Groups take units: the work tiles of a sequence and a key/value head, with one part of the keys.
- * Lengths differ, so a group's first unit is fixed and it takes the others from a counter. In the end
- * each group takes one number too many: together they take as many numbers as there are units, where
- * atomicInc wraps to 0. So the counter is 0 before a launch and after it.
+ * Groups take units: the work tiles of a sequence and a key/value head, with one part of the keys. Because
+ * lengths differ, only a group's first unit is fixed, and it takes the others from a counter. In the end
+ * each group takes one number too many. So all groups together take as many numbers as there are units, at
+ * which atomicInc wraps to 0: the counter is 0 before a launch and after it.
  */
 static __device__ uint32_t taken_units[FA_DECODE_SM90_COUNTER_SETS];
 
-/* Where a group is: number stands for a part of a work tile, as describe_work() counts them. */
+/* Where a group is. number: of a part of a work tile, as in describe_work(). */
 typedef struct fa_turn {
     int64_t unit, units; /* units: that there are */
     int64_t tile;        /* of the unit */
     bool more;           /* the unit has more tiles */
 } fa_turn;
 
-/* The unit behind this one. Without a counter the schedule is static. */
+/* The next unit. Without a counter the schedule is static. */
 FA_DEVICE int64_t next_unit(const fa_decode_params *d, const fa_turn *turn)
 {
     const int64_t groups = (int64_t)gridDim.x * GROUPS;
@@ -48,15 +48,15 @@ FA_DEVICE int64_t next_unit(const fa_decode_params *d, const fa_turn *turn)
     return groups + atomicInc(&taken_units[d->counters], (uint32_t)turn->units - 1);
 }
 
-/* Whether there is something to do: a launch that merges has a number for each work tile. */
+/* Whether there is work to do. A launch that merges has a number for each work tile. */
 FA_DEVICE bool has_work(const fa_decode_params *d, const fa_work *w)
 {
     if (w->rows == 0) return false;
     return d->step == FA_DECODE_MERGE ? w->parts > 1 : w->part < max(w->parts, 1);
 }
 
-/* Describes the group's next part, its first one if w is at a new turn. No rows: there is none. One
- * thread. Tiles behind a sequence's last query are not looked at. */
+/* Describes the group's next part, or its first one if w is at a new turn. No rows: there is none. One
+ * thread. Tiles after a sequence's last query are skipped. */
 FA_DEVICE void describe_next(const fa_decode_params *d, const fa_decode_sm90_params *s,
                              fa_turn *turn, fa_work *w)
 {
@@ -86,11 +86,11 @@ FA_DEVICE fa_turn first_turn(const fa_decode_params *d)
 
 /* ---- Who merges ------------------------------------------------------------------------------ */
 
-/* As in decode_sm80/last_part.cuh. */
+/* The same as in decode_sm80/last_part.cuh. */
 static __device__ uint32_t part_counters[FA_DECODE_SM90_COUNTER_SETS * FA_DECODE_SM90_COUNTERS];
 
-/* Whether the group's part, which has been stored, is the last one of the work tile's. All that the
- * others have stored can be read then. */
+/* Whether the group's part, which has been stored, is the last part of the work tile. Then all that the
+ * other groups have stored can be read. */
 FA_DEVICE bool is_last_part(const fa_decode_params *d, const fa_work *w)
 {
     bool last = false;
@@ -132,9 +132,8 @@ FA_DEVICE void produce_parts(const pipeline *pipe, const fa_decode_params *d,
     }
 }
 
-/* The end of a part: its sums become results, or go to the workspace. Returns whether the group is
- * the one that merges all parts. The rows' factors are where the queries were, which are no longer
- * needed. */
+/* The end of a part: its sums become results, or go to the workspace. Returns whether this group merges all
+ * parts. The rows' factors replace the queries, which are no longer needed. */
 FA_DEVICE bool finish_part(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
                            const float *sums)
 {
@@ -188,8 +187,8 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_PERSISTENT_THREADS(GROUPS), 1)
         ptx_tma_prefetch(&s.v);
         init_barriers(pipe.state, s.stages);
     }
-    /* The launch overlaps the one in front, and the next one overlaps this one. It starts when each
-     * block has come here: then all that is in front of this launch has ended. */
+    /* The launch overlaps the previous one, and the next launch overlaps this one. The next launch starts
+     * when each block has reached this point: then all work before this launch has ended. */
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
     __syncthreads(); /* the barriers are initialized */

@@ -1,11 +1,11 @@
 /*
- * What the warps of a block share: a ring of stages, in which tiles of keys and of values take
- * turns.
+ * The state that the warps of a block share: a ring of stages, in which tiles of keys and of values
+ * alternate.
  *
  *     K 0   V 0   K 1   V 1   K 2 ...        (head dim 256: two stages each)
  *
- * The producer's warp fills a stage by TMA; its full barrier ends a phase when the bytes have come.
- * The consumers release it by its empty barrier, a lane of each warp.
+ * The producer's warp fills a stage by TMA; a phase of its full barrier ends when the bytes have arrived.
+ * The consumers release it by its empty barrier, with one lane of each warp.
  */
 #ifndef FA_KERNELS_DECODE_SM90_PIPELINE_CUH
 #define FA_KERNELS_DECODE_SM90_PIPELINE_CUH
@@ -18,7 +18,7 @@
 #include "ptx/wgmma.cuh"
 
 #if PERSISTENT
-/* Of a group. The producer describes the next part while the consumers are still at the one before. */
+/* The state of a group. The producer describes the next part while the consumers still work on the previous one. */
 enum { WORKS = 2 };
 typedef struct shared_state {
     fa_work work[WORKS];
@@ -61,21 +61,21 @@ FA_DEVICE char *stage_at(const pipeline *pipe, const fa_place *at)
 }
 
 #if EIGHT_BITS
-/* The scales of its keys: they are behind the stages. */
+/* The scales of the stage's keys, which lie after the stages. */
 FA_DEVICE uint32_t scales_at(const pipeline *pipe, const fa_place *at)
 {
     return ptx_shared_address(pipe->stages) +
            (uint32_t)(pipe->count * STAGE_BYTES + at->stage * SCALE_BYTES);
 }
 #else
-/* The lower half of its descriptor, in a uniform register, where products want it. */
+/* The lower half of the stage's descriptor, in a uniform register, where products need it. */
 FA_DEVICE uint32_t descriptor_of(const pipeline *pipe, const fa_place *at)
 {
     return ptx_uniform(ptx_descriptor_low(stage_at(pipe, at), 0));
 }
 #endif
 
-/* Arrivals that fill a stage, beside its bytes: also of each lane that copies scales. */
+/* Arrivals that fill a stage, in addition to its bytes: also one of each lane that copies scales. */
 enum { FILLERS = EIGHT_BITS ? 1 + 32 : 1 };
 
 FA_DEVICE void init_barriers(shared_state *state, int stages)

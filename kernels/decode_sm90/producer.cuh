@@ -1,9 +1,9 @@
 /*
- * The producer: a warp that loads the block's key tiles by TMA. A block of columns of a tile, as many
- * as 128 bytes have, is one box, or several where pages are smaller; a lane has a box of each stage.
+ * The producer: a warp that loads the block's key tiles by TMA. A block of columns of a tile, 128 bytes
+ * wide, is one box, or several boxes if pages are smaller. Each lane has a box of each stage.
  *
- * Boxes are complete: rows that nobody sees are read where a box has others, too. The consumers
- * hide such keys and clear such values.
+ * Boxes are complete: a box with rows that are seen may also contain rows that no query sees. The
+ * consumers hide such keys and clear such values.
  */
 #ifndef FA_KERNELS_DECODE_SM90_PRODUCER_CUH
 #define FA_KERNELS_DECODE_SM90_PRODUCER_CUH
@@ -19,14 +19,14 @@ typedef struct fa_box {
     bool wanted; /* some row of it is seen */
 } fa_box;
 
-/* Of a stage: this lane's block of columns, and its box's first row; beyond the tile: it has none. */
+/* The lane's block of columns in a stage, and its box's first row. A row beyond the tile: it has no box. */
 FA_DEVICE int own_block(void) { return lane_id() % STAGE_DIM_BLOCKS; }
 FA_DEVICE int own_row(const fa_decode_sm90_params *s)
 {
     return lane_id() / STAGE_DIM_BLOCKS * s->box_rows;
 }
 
-/* Beside the page table nothing is read. The page is looked at when it is needed (page_of). */
+/* Reads only the page table. The page number is checked when it is needed (page_of). */
 FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params *s,
                           const fa_work *w, int first)
 {
@@ -41,7 +41,7 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params
     return box;
 }
 
-/* A wrong entry leads to some other page. */
+/* A wrong entry is clamped to a valid page. */
 FA_DEVICE int page_of(const fa_decode_params *d, const fa_box *box)
 {
     if (!d->attention.block_table) return box->page;
@@ -49,7 +49,7 @@ FA_DEVICE int page_of(const fa_decode_params *d, const fa_box *box)
 }
 
 #if EIGHT_BITS
-/* Where the scales of the lane's box begin: the offset of its first row, in floats. */
+/* Where the scales of the lane's box start: the offset of its first row, in floats. */
 FA_DEVICE int64_t find_box_scales(const fa_decode_params *d, const fa_kernel_view *scale,
                                   const fa_box *box, int page, int first)
 {
@@ -57,9 +57,9 @@ FA_DEVICE int64_t find_box_scales(const fa_decode_params *d, const fa_kernel_vie
     return page * scale->stride[0] + box->row * scale->stride[1];
 }
 
-/* Copies the scales of the keys of a tile, of keys or of values, to its first stage, whose barrier
- * waits for them (load_tile); zeros for keys that nobody sees. of: the scale of row 0 of the sequence,
- * or of page 0; NULL: there are none. box, page: of the lane; without pages a tile is one box. */
+/* Copies the scales of a tile of keys or values to its first stage, whose barrier waits for them
+ * (load_tile); zeros for keys that no query sees. of: the scale of row 0 of the sequence, or of page 0;
+ * NULL: there are none. box, page: of the lane; without pages a tile is one box. */
 FA_DEVICE void load_scales(const pipeline *pipe, const fa_decode_params *d,
                            const fa_decode_sm90_params *s, const fa_work *w,
                            const fa_kernel_view *scale, const char *of, int first,
@@ -108,7 +108,7 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_sm90_params *s,
     }
 }
 
-/* Page numbers are read two tiles before they are needed. at: goes on behind the part's tiles. */
+/* Page numbers are read two tiles before they are needed. at: advances past the part's tiles. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
                        const fa_decode_sm90_params *s, const fa_work *w, fa_place *at)
 {

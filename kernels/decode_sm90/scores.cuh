@@ -25,7 +25,7 @@ enum {
     OWN_QUERY_VECTORS = (ROWS * QUERY_VECTORS + CONSUMER_THREADS - 1) / CONSUMER_THREADS
 };
 
-/* A thread's vectors are asked for all at once, so that memory is waited for once. */
+/* A thread requests all its vectors at once, so that it waits for memory only once. */
 FA_DEVICE void load_queries(const pipeline *pipe, const fa_decode_params *d, const fa_work *w)
 {
     const uint32_t q = ptx_shared_address(pipe->q);
@@ -79,7 +79,7 @@ FA_DEVICE void issue_scores(const pipeline *pipe, uint32_t keys, int i, float *s
     ptx_wgmma_commit();
 }
 
-/* The scores of the tile at this place, which goes on behind it. */
+/* The scores of the tile at this place; the place advances past it. */
 FA_DEVICE void make_scores(const pipeline *pipe, fa_place *at, float *s)
 {
     const fa_place used = *at;
@@ -160,8 +160,8 @@ FA_DEVICE bool is_beyond(const float *s, const row_sums *rows)
     return beyond;
 }
 
-/* New bases for rows whose logits are too far beyond the old ones, the same in all warps; what has
- * been summed is multiplied. The warps' largest logits go through shared memory. */
+/* New bases for rows whose logits exceed the old bases by too much, the same in all warps. Sums so far are
+ * rescaled. The warps' largest logits go through shared memory. */
 FA_DEVICE void raise_bases(const pipeline *pipe, const float *s, row_sums *rows, float *out)
 {
 #pragma unroll
@@ -189,7 +189,7 @@ FA_DEVICE void raise_bases(const pipeline *pipe, const float *s, row_sums *rows,
     }
 }
 
-/* Logits become weights, to a buffer in shared memory: rows of 64 keys. sums: of the thread's. */
+/* Logits become weights, in a buffer in shared memory: rows of 64 keys. sums: of the thread's weights. */
 FA_DEVICE void weigh(const float *s, const row_sums *rows, uint32_t buffer,
                      float sums[ROW_GROUPS][2])
 {
@@ -220,8 +220,8 @@ FA_DEVICE void weigh(const float *s, const row_sums *rows, uint32_t buffer,
     ptx_fence_proxy_async();
 }
 
-/* The weights of a tile, to a buffer. Mostly no row is beyond its base, so they are computed before
- * the consumers ask each other, at the barrier that they come to anyway. */
+/* Writes the weights of a tile to a buffer. Usually no row exceeds its base. So the weights are computed
+ * before the consumers compare their rows, which they do at a barrier that is needed anyway. */
 FA_DEVICE void make_weights(const pipeline *pipe, const float *s, uint32_t buffer, row_sums *rows,
                             float *out)
 {

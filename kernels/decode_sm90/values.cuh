@@ -11,7 +11,7 @@
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/scores.cuh"
 
-/* Where 16 bytes of a key's values are, of the tile at this place. */
+/* The address of 16 bytes of a key's values, in the tile at this place. */
 FA_DEVICE uint32_t value_at(const pipeline *pipe, fa_place at, int key, int vector)
 {
     const int block = vector / 8;
@@ -33,8 +33,8 @@ FA_DEVICE void clear_rows(const pipeline *pipe, fa_place at, int from, int to)
                          make_uint4(0, 0, 0, 0));
 }
 
-/* Values in front of the first key that some row of the work tile sees, and behind the last one,
- * become 0: a weight of 0 times what is there might be NaN. The next barrier shows it. */
+/* Sets values before the first key that a row of the work tile sees, and after the last one, to 0: a weight
+ * of 0 times such a value might be NaN. The next barrier makes this visible. */
 FA_DEVICE void clear_unseen(const pipeline *pipe, const fa_work *w, fa_place at, int first)
 {
     acquire_tile(pipe, at);
@@ -42,7 +42,7 @@ FA_DEVICE void clear_unseen(const pipeline *pipe, const fa_work *w, fa_place at,
     clear_rows(pipe, at, max(0, w->to - first), KEYS);
 }
 
-/* Whether a row can have a weight of 0 for a key that another one sees. */
+/* Whether a row can have a weight of 0 for a key that another row sees. */
 FA_DEVICE bool hides_keys(const fa_work *w, int first)
 {
     return max(first, w->from) < w->all_from || min(first + KEYS, w->to) > w->all_to;
@@ -62,14 +62,14 @@ FA_DEVICE bool has_nonfinite_values(const pipeline *pipe, fa_place at)
     return ptx_named_barrier_or(consumers_barrier(), CONSUMER_THREADS, seen != 0);
 }
 
-/* The half of two neighbours that has an odd or an even number. */
+/* The odd or the even half of two neighbours. */
 FA_DEVICE float half_of(uint32_t x2, int number)
 {
     const float2 both = fa_unpack_x2(x2, ELEMENT);
     return number % 2 ? both.y : both.x;
 }
 
-/* O^T += V^T P^T in which a weight of 0 leaves its value out, key by key: it is rare. */
+/* O^T += V^T P^T, key by key, in which a weight of 0 excludes its value. This is rarely needed. */
 FA_DEVICE void add_values_carefully(const pipeline *pipe, fa_place at, uint32_t buffer, float *out)
 {
 #pragma unroll 1
@@ -117,7 +117,7 @@ FA_DEVICE void issue_values(uint32_t values, uint32_t p, int i, float *out)
     ptx_wgmma_commit();
 }
 
-/* O^T += V^T P^T of the tile at this place, which goes on behind it. */
+/* O^T += V^T P^T of the tile at this place; the place advances past it. */
 FA_DEVICE void add_values(const pipeline *pipe, const char *weights, bool carefully, fa_place *at,
                           float *out)
 {
