@@ -309,11 +309,25 @@ static int count_splits(const fa_problem *p, int64_t tasks, int64_t room)
     return (int)splits;
 }
 
+/* Whether blocks may leave their dS where heads share dbias: 0, to measure float32 sums beside it. */
+enum { LEFT_BY_HEADS = 1 };
+
+/* How many units behind a unit its dS is added up: there is room for `room` units of so many blocks, of which so many run at
+ * once; 0: there is too little. The distance is two fifths of the blocks that run at once: those of a unit in front have then left
+ * their dS although all began at the same time. A block finds room if the blocks between it and those that add up the
+ * unit in its place are more than run at once: a fifth more, if a distance of more than one unit is to be had. (By a simulation of
+ * blocks that take 2 to 6% more or less than others.) */
+static int64_t find_distance(int64_t room, int64_t blocks, int64_t at_once)
+{
+    const int64_t wanted = at_once * 2 / 5 / blocks,
+                  behind = (6 * at_once / 5 + blocks - 1) / blocks;
+    const int64_t fit = room - 1 - behind, distance = wanted < fit ? wanted : fit;
+    if ((room - 2) * blocks < at_once) return 0;
+    return distance < 1 ? 1 : distance;
+}
+
 /* Blocks that leave their dS, if dbias is to be summed and has the type of q, all sequences are equally long, and the memory of
- * sums in float32 has room for enough of them. A block waits until the unit in whose place it leaves dS has been added up. One
- * block does that, and takes longer the more blocks the unit has. So there is room for the blocks that run at once, and for an
- * eighth of them more for each block of a unit. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and
- * units of 4, 4.27 ms, with sums 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) */
+ * sums in float32 has room for enough of them. */
 static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                       fa_cuda_backward_sm90_launch *own)
 {
@@ -331,12 +345,13 @@ static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_de
     const int64_t bytes = blocks * heads * q_tiles * FA_BACKWARD_SM90_QUERIES *
                           FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
     const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) - (int64_t)left_counter_bytes(units);
-    const int64_t fit = memory > 0 ? memory / bytes : 0, last = (room + blocks - 1) / blocks;
-    if (units > INT32_MAX / 2 || fit < 2 || fit * blocks * 8 < room * (8 + blocks)) return false;
+    const int64_t fit = memory > 0 ? memory / bytes : 0,
+                  distance = find_distance(fit, blocks, room);
+    if (units > INT32_MAX / 2 || distance == 0 || (by_heads && !LEFT_BY_HEADS)) return false;
     own->left.units = (int32_t)units;
     own->left.blocks = (int32_t)blocks;
     own->left.room = (int32_t)(fit < units ? fit : units);
-    own->left.summed = (int32_t)(last < own->left.room ? units - last : units - own->left.room);
+    own->left.summed = (int32_t)(distance < units ? units - distance : 0);
     return true;
 }
 

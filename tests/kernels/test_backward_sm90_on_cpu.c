@@ -177,6 +177,12 @@ static bool is_main(const fa_cuda_plan_launch *l)
     return !is_shared(l) && l->threads == FA_BACKWARD_SM90_THREADS;
 }
 
+/* The one that adds up the last units. */
+static bool is_left_sum(const fa_cuda_plan_launch *l)
+{
+    return l->variant >= FA_FIRST_backward_dbias_sm90 && l->variant < FA_END_backward_dbias_sm90;
+}
+
 static void launch(const machine *m, const fa_cuda_plan_launch *l, const parameters *params)
 {
     char name[200];
@@ -339,12 +345,19 @@ static void *keep_queries(const ref_buffers *buffers, char *kept)
     return kept;
 }
 
-/* Room for one unit, the least that the kernel can do with: then the blocks of each unit wait for those of the unit before. */
-static void leave_little_room(fa_cuda_plan *plan)
+/* Units are added up by blocks that are one or two units behind, and there is room for one unit more, the least that the kernel can
+ * do with: then the blocks of each unit wait for all of those of the unit before. */
+static void leave_little_room(fa_cuda_plan *plan, int32_t wanted)
 {
-    for (int i = 0; i < plan->count; i++)
-        if (plan->launches[i].backward_sm90.left.units > 0)
-            plan->launches[i].backward_sm90.left.room = 1;
+    for (int i = 0; i < plan->count; i++) {
+        fa_cuda_plan_launch *l = &plan->launches[i];
+        const int32_t units = l->backward_sm90.left.units, before = l->backward_sm90.left.summed;
+        if (units == 0) return;
+        const int32_t distance = wanted < units ? wanted : units;
+        l->backward_sm90.left.summed = units - distance;
+        l->backward_sm90.left.room = distance + 1 < units ? distance + 1 : units;
+        if (is_left_sum(l)) l->grid = l->grid / (uint32_t)(units - before) * (uint32_t)distance;
+    }
 }
 
 static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
@@ -362,7 +375,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
-    if (alone && m->otherwise) leave_little_room(&plan); /* summed is one less than units */
+    if (alone && m->otherwise) leave_little_room(&plan, 1 + (int32_t)(m->number / 32 % 2));
     m->leaves_ds = false;
     for (int i = 0; i < plan.count; i++)
         m->leaves_ds |= is_main(&plan.launches[i]) && plan.launches[i].backward_sm90.left.units > 0;
