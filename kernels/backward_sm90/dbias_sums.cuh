@@ -48,11 +48,17 @@ FA_DEVICE char *find_left_tile(const fa_backward_sm90_params *s, int32_t unit, i
     return s->left.ds + (number * s->q_tiles + tile) * DS_BYTES;
 }
 
-FA_DEVICE char *left_tile(const fa_backward_sm90_params *s, const block_work *w, int head, int tile)
+/* Where this block does, from its first head and tile on. */
+FA_DEVICE char *find_left(const fa_backward_sm90_params *s, const block_work *w)
 {
     const int32_t unit = unit_of_block(s);
-    return find_left_tile(s, unit, blockIdx.x - (int64_t)unit * s->left.blocks, w->heads, head,
-                          tile);
+    return find_left_tile(s, unit, blockIdx.x - (int64_t)unit * s->left.blocks, w->heads, 0, 0);
+}
+
+FA_DEVICE char *left_tile(const pipeline *pipe, const fa_backward_sm90_params *s, int head,
+                          int tile)
+{
+    return pipe->state->left_at + (head * s->q_tiles + tile) * DS_BYTES;
 }
 
 /* w: of one of its blocks. */

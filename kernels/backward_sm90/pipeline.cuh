@@ -64,6 +64,7 @@ typedef struct shared_state {
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
     uint64_t left; /* where warps wait until all are done with the buffers (dbias_sums.cuh) */
     uint64_t shares_full[SHARE_STAGES], shares_empty[SHARE_STAGES];
+    char *left_at;   /* where the block leaves its dS */
     left_unit added; /* of which the block adds up a slice */
 #endif
 #if HIDES

@@ -45,9 +45,10 @@ static const int64_t with_options[] = {
 static const int64_t with_dbias[] = {62,  66,  103, 130, 162, 165, 167, 171, 275,
                                      306, 435, 449, 463, 500, 542, 543, 554, 1363};
 
-/* The same where blocks leave dS, on a device with one multiprocessor. */
-static const int64_t with_left_ds[] = {262,  2368, 2436, 3330,  4688,  5334,  5344,  6725,  8551,
-                                       8738, 9170, 9556, 11858, 12307, 17104, 18242, 18848, 18950};
+/* The same where blocks leave dS, on a device with one multiprocessor: shared by heads, then by items. */
+static const int64_t with_left_ds[] = {262,   2368,  2436,  3330,  5344,  8738, 9142,  9556,
+                                       17104, 18242, 18848, 18950, 4306,  9170, 11682, 12224,
+                                       14006, 17760, 27664, 41505, 51539, 81632};
 
 /* The same where no query sees the later keys of each item: their blocks leave nothing. */
 static const int64_t with_unseen_keys[] = {17987};
@@ -387,7 +388,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
-/* What else counts as an option: who makes dbias, and whether TMA loads the bias. */
+/* What else counts as an option: who makes dbias, whether TMA loads the bias, and whether items or heads share what blocks leave. */
 static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
 {
     uint64_t other = 0;
@@ -398,6 +399,9 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         other |= 1u << (above + l->backward_sm90.dbias_mapped);
         other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
         other |= (uint64_t)waits_for_room(l) << (above + 6);
+        if (l->backward_sm90.left.units == 0) continue;
+        other |= (uint64_t)(p->dbias_shape[0] < p->batch) << 16;
+        other |= (uint64_t)(p->dbias_shape[1] < p->heads_q) << 17;
     }
     return p->bias.data ? other : 0;
 }
