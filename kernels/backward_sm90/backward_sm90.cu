@@ -76,8 +76,12 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     const bool loads =
         threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
-#if JOINED
+#if BIAS_TILE
     /* Of the consumers, who have nothing to do yet. */
+    if (leaves_ds(&pipe) && threadIdx.x == WARPGROUP) init_left_barriers(&shared);
+#endif
+#if JOINED
+    /* The same. */
     if (threadIdx.x == WARPGROUP) wait_until_prepared(&p.a, &s, number);
 #endif
 #endif

@@ -33,6 +33,7 @@
 enum {
     ADDER_VECTORS = DS_BYTES / PIECE_BYTES /* of eight elements, of a thread: pieces of a tile */
 };
+static_assert(PIECE_BYTES == QUERIES / 2 * 128, "32 queries and 64 keys");
 
 /* The unit of a block that computes. */
 FA_DEVICE int32_t unit_of_block(const fa_backward_sm90_params *s)
@@ -107,18 +108,31 @@ FA_DEVICE void put_eight(const fa_kernel_view *dbias, int64_t index, int64_t lef
         if (n < left) fa_store_element((char *)to, ELEMENT, n * dbias->stride[3], x[n]);
 }
 
-/* Vector `vector` of a tile. */
-FA_DEVICE void put_vector(const fa_backward_params *p, const left_unit *u, int head, int tile,
-                          int vector, const float *sums)
+/* Of an adder's first vector of a tile: the query, the key, and the index in dbias. */
+typedef struct left_vector {
+    int64_t query, key, index;
+} left_vector;
+
+FA_DEVICE left_vector find_vector(const fa_backward_params *p, const left_unit *u, int head,
+                                  int tile, int thread)
 {
-    const int row = vector / 8 % QUERIES;
-    const int64_t query = tile * QUERIES + row;
-    const int64_t key = u->key + vector / (8 * QUERIES) * OWN_KEYS + (vector % 8 ^ row % 8) * 8;
-    if (query >= p->dbias_shape[2]) return;
-    put_eight(&p->dbias,
-              u->item * p->dbias.stride[0] + (u->head + head) * p->dbias.stride[1] +
-                  query * p->dbias.stride[2] + key * p->dbias.stride[3],
-              p->dbias_shape[3] - key, sums);
+    const int row = thread / 8;
+    left_vector v;
+    v.query = tile * QUERIES + row;
+    v.key = u->key + (thread % 8 ^ row % 8) * 8;
+    v.index = u->item * p->dbias.stride[0] + (u->head + head) * p->dbias.stride[1] +
+              v.query * p->dbias.stride[2] + v.key * p->dbias.stride[3];
+    return v;
+}
+
+/* The adder's vector of piece `number` of the tile. */
+FA_DEVICE void put_vector(const fa_backward_params *p, const left_vector *first, int number,
+                          const float *sums)
+{
+    const int64_t queries = number % 2 * (QUERIES / 2), keys = number / 2 * OWN_KEYS;
+    if (first->query + queries >= p->dbias_shape[2]) return;
+    put_eight(&p->dbias, first->index + queries * p->dbias.stride[2] + keys * p->dbias.stride[3],
+              p->dbias_shape[3] - first->key - keys, sums);
 }
 
 /* Adds `count` shares, a number that the compiler knows: all loads are issued before the first is used. */
@@ -152,12 +166,24 @@ FA_DEVICE void add_left_tile(const fa_backward_params *p, const fa_backward_sm90
         add_shares(sums, from, u->step, SHARES_AT_ONCE);
 #pragma unroll 1
     for (; left > 0; left--, from += u->step) add_shares(sums, from, u->step, 1);
+    const left_vector first = find_vector(p, u, head, tile, thread);
 #pragma unroll
-    for (int n = 0; n < ADDER_VECTORS; n++)
-        put_vector(p, u, head, tile, n * ADDERS + thread, sums[n]);
+    for (int n = 0; n < ADDER_VECTORS; n++) put_vector(p, &first, n, sums[n]);
 }
 
 /* ---- A block that computes: what it leaves --------------------------------------------------- */
+
+/* The barriers. A thread of its own does it: loads of keys wait for the others. */
+FA_DEVICE void init_left_barriers(shared_state *state)
+{
+    ptx_mbarrier_init(&state->left, CONSUMERS * WARPS + STORE_WARPS);
+    for (int stage = 0; stage < SHARE_STAGES; stage++) {
+        ptx_mbarrier_init(&state->shares_full[stage], 1);
+        ptx_mbarrier_init(&state->shares_empty[stage], CONSUMERS * WARPS);
+    }
+    ptx_mbarrier_init_fence();
+    ptx_fence_proxy_async();
+}
 
 /* A store warp, one lane, before it leaves anything. A block that has nothing to leave waits as well: when a unit has been added
  * up, so have all units before it in the same place, and the next one there waits for no other. */
@@ -213,7 +239,7 @@ FA_DEVICE left_piece find_piece(const fa_backward_sm90_params *s, const left_uni
                                 int number)
 {
     const int width = max(0, u->to - u->from), tiles = seen ? width : (int)s->q_tiles - width;
-    const int tile = number / ADDER_VECTORS, head = (int)fa_divide(tile, tiles);
+    const int tile = number / ADDER_VECTORS, head = tile / tiles;
     const int rest = tile - head * tiles;
     const left_piece piece = {head,
                               seen             ? u->from + rest
@@ -293,6 +319,7 @@ FA_DEVICE void add_slice(const pipeline *pipe, const fa_backward_params *p,
     const left_unit *u = &state->added;
     const left_slice slice = find_slice(s, u);
     const int seen = slice.seen_end - slice.seen, all = seen + slice.unseen_end - slice.unseen;
+    left_vector first = {0, 0, 0};
     int count = 0;
 #pragma unroll 1
     for (int i = 0; i < all; i++) {
@@ -309,9 +336,12 @@ FA_DEVICE void add_slice(const pipeline *pipe, const fa_backward_params *p,
             __syncwarp();
             ptx_mbarrier_arrive_if(&state->shares_empty[stage], leader);
         }
-        const left_piece piece =
-            find_piece(s, u, i < seen, i < seen ? slice.seen + i : slice.unseen + i - seen);
-        put_vector(p, u, piece.head, piece.tile, piece.number * ADDERS + thread, sums);
+        const int number = i < seen ? slice.seen + i : slice.unseen + i - seen;
+        if (i == 0 || i == seen || number % ADDER_VECTORS == 0) {
+            const left_piece piece = find_piece(s, u, i < seen, number);
+            first = find_vector(p, u, piece.head, piece.tile, thread);
+        }
+        put_vector(p, &first, number % ADDER_VECTORS, sums);
     }
     if (thread == 0) ptx_counter_add(&s->left.counters[2 * unit + 1]);
 }

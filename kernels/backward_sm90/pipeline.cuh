@@ -12,8 +12,8 @@
  *   work_full, _empty     WORKS descriptions of work      scheduler warp         all other roles
  *   k_empty, v_empty      the next keys, values           both consumers         load warp
  *   bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
- *   left                  all buffers, behind the last tile  consumers, store warps  -
- *   shares_full, _empty   SHARE_STAGES times shares of dbias  bulk copies, load warp  both consumers
+ *   left                  all buffers, when all have left them; then in the same place:
+ *   shares_full, _empty   SHARE_STAGES times shares of dS bulk copies            both consumers
  *
  * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored
  * before a turn is read behind it. Where there are two, consumer 0 stores dS while consumer 1 may
@@ -171,13 +171,6 @@ FA_DEVICE void init_barriers(shared_state *state)
     for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
 #endif
     state->num_cleared = 0;
-#if BIAS_TILE
-    ptx_mbarrier_init(&state->left, CONSUMERS * WARPS + STORE_WARPS);
-    for (int stage = 0; stage < SHARE_STAGES; stage++) {
-        ptx_mbarrier_init(&state->shares_full[stage], 1);
-        ptx_mbarrier_init(&state->shares_empty[stage], CONSUMERS * WARPS);
-    }
-#endif
     ptx_mbarrier_init(&state->k_loaded, 1);
     ptx_mbarrier_init(&state->v_loaded, 1);
     ptx_mbarrier_init(&state->k_full, 1);

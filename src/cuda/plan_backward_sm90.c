@@ -285,6 +285,9 @@ static void map_scores(const fa_problem *p, const fa_variant *v, fa_cuda_dbias d
         has_tile ? map_dbias(p, dbias, &own->maps[5]) : FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
 }
 
+/* Whether later keys are seen by fewer queries. */
+static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
+
 /* How many blocks, or clusters of them, the device runs at once. */
 static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
 {
@@ -314,14 +317,16 @@ enum { LEFT_BY_HEADS = 1 };
 
 /* How many units behind a unit its dS is added up: there is room for `room` units of so many blocks, of which so many run at
  * once; 0: there is too little. The distance is two fifths of the blocks that run at once: those of a unit in front have then left
- * their dS although all began at the same time. A block finds room if the blocks between it and those that add up the
- * unit in its place are more than run at once: a fifth more, if a distance of more than one unit is to be had. (By a simulation of
- * blocks that take 2 to 6% more or less than others.) */
-static int64_t find_distance(int64_t room, int64_t blocks, int64_t at_once)
+ * their dS although all began at the same time. Where later keys are seen by fewer queries, their blocks overtake those in front,
+ * unless a whole round lies between them; if that does not fit, the next unit is best. A block finds room if the blocks between it and
+ * those that add up the unit in its place are more than run at once: a fifth more, if a distance of more than one unit is to be
+ * had. (By a simulation of blocks that take 2 to 6% more or less than others: docs/kernels/backward_sm90.md.) */
+static int64_t find_distance(int64_t room, int64_t blocks, int64_t at_once, bool overtaken)
 {
-    const int64_t wanted = at_once * 2 / 5 / blocks,
-                  behind = (6 * at_once / 5 + blocks - 1) / blocks;
-    const int64_t fit = room - 1 - behind, distance = wanted < fit ? wanted : fit;
+    const int64_t behind = fa_cuda_count_tiles(6 * at_once / 5, blocks), fit = room - 1 - behind;
+    const int64_t wanted =
+        overtaken ? fa_cuda_count_tiles(at_once, blocks) : at_once * 2 / 5 / blocks;
+    const int64_t distance = wanted <= fit ? wanted : overtaken ? 1 : fit;
     if ((room - 2) * blocks < at_once) return 0;
     return distance < 1 ? 1 : distance;
 }
@@ -346,7 +351,7 @@ static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_de
                           FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
     const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) - (int64_t)left_counter_bytes(units);
     const int64_t fit = memory > 0 ? memory / bytes : 0,
-                  distance = find_distance(fit, blocks, room);
+                  distance = find_distance(fit, blocks, room, shrinks(p));
     if (units > INT32_MAX / 2 || distance == 0 || (by_heads && !LEFT_BY_HEADS)) return false;
     own->left.units = (int32_t)units;
     own->left.blocks = (int32_t)blocks;
@@ -399,9 +404,6 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
     const int64_t groups = (heads + most / 2) / most;
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
-
-/* Whether later keys are seen by fewer queries. */
-static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
 /* Heads that make so many blocks, or clusters, as percent of those that run at once. */
 static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda_device *device,

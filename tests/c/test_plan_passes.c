@@ -727,15 +727,22 @@ static void test_left_ds(void)
 {
     static const struct {
         int64_t items, heads, n;
-        bool by_items, by_heads;
+        bool by_items, by_heads, causal;
         int units, blocks, room, summed; /* units 0: sums are added to */
-    } cases[] = {
-        {4, 16, 4096, false, true, 128, 16, 15, 125}, {4, 16, 4096, true, false, 512, 4, 255, 499},
-        {4, 16, 4096, true, true, 0, 0, 0, 0},        {1, 16, 4096, false, true, 0, 0, 0, 0},
-        {2, 16, 16384, true, true, 128, 32, 7, 127},  {4, 16, 16384, true, true, 0, 0, 0, 0},
-        {2, 2, 1024, true, false, 0, 0, 0, 0},        {8, 2, 8192, false, true, 512, 2, 511, 486}};
+    } cases[] = {{4, 16, 4096, false, true, false, 128, 16, 15, 125},
+                 {4, 16, 4096, false, true, true, 128, 16, 15, 127},
+                 {8, 16, 4096, false, true, true, 256, 16, 31, 247},
+                 {4, 16, 4096, true, false, false, 512, 4, 255, 499},
+                 {4, 16, 4096, true, false, true, 512, 4, 255, 479},
+                 {4, 16, 4096, true, true, false, 0, 0, 0, 0},
+                 {1, 16, 4096, false, true, false, 0, 0, 0, 0},
+                 {2, 16, 16384, true, true, false, 128, 32, 7, 127},
+                 {4, 16, 16384, true, true, false, 0, 0, 0, 0},
+                 {2, 2, 1024, true, false, false, 0, 0, 0, 0},
+                 {8, 2, 8192, false, true, false, 512, 2, 511, 486}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_half_backward(cases[i].items, cases[i].heads, cases[i].n);
+        p.causal = cases[i].causal;
         const size_t bytes = workspace_of(&p);
         p.bias = p.dbias = somewhere;
         p.dbias.dtype = FA_FLOAT16;
