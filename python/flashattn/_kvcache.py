@@ -22,6 +22,7 @@ from ._flash_attn import (
     add_extras,
     attend,
     check_call,
+    check_joined_scales,
     contiguous,
     join_qv,
     take_extra,
@@ -935,6 +936,7 @@ def flash_attn_with_kvcache(
         q, k = _rotate_both(xp, q, k, rotary, cached)
     apart = q, keys
     if qv is not None:
+        check_joined_scales(options, traced)
         q, keys = join_qv(q, qv, keys, values)
     if k is not None:
         arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras

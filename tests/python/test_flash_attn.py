@@ -535,6 +535,27 @@ def test_new_keys_in_a_cache_of_8_bits(rng, monkeypatch, dtype, cache, packed, o
     close(out.reshape(expected.shape).numpy(), expected)
 
 
+def test_qv_with_two_scales_is_refused(rng):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
+    q, qv, cache, new = (
+        torch.tensor(x) for x in draw(rng, *[(1, 1, 2, 8)] * 2, *[(1, 9, 1, 8)] * 2)
+    )
+    keys, values = (cache.to(torch.float8_e4m3fn) for _ in range(2))
+    half, whole = torch.full((1, 1), 0.5), torch.ones(1, 1)
+    call = flashattn.flash_attn_with_kvcache
+    given = {"cache_seqlens": 5, "qv": qv, "k_descale": half}
+    before = keys.float()
+    for other in (None, whole):
+        with pytest.raises(flashattn.UnsupportedError, match="v_descale .*: expected equal ones"):
+            call(q, keys, values, new[:, :1], new[:, :1], v_descale=other, **given)
+        with pytest.raises(flashattn.UnsupportedError, match="v_descale .*: expected equal ones"):
+            flashattn.flash_attn_func(q, keys, values, qv=qv, k_descale=half, v_descale=other)
+    assert torch.equal(keys.float(), before)
+    out = call(q, keys, values, v_descale=half.clone(), **given)
+    plain = [0.5 * x.float() for x in (keys, values)]
+    assert torch.allclose(out, call(q, *plain, cache_seqlens=5, qv=qv), atol=1e-5)
+
+
 @pytest.mark.parametrize("cache", ["rows", "batch_idx", "leftpad", "paged"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rotary", [False, True])
