@@ -697,6 +697,11 @@ VARIANT(backward_tf32x3_d512_general, .file = "backward_sm80/backward_sm80", .ke
         .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
 END(backward, tf32x3)
 
+/* Where blocks share keys. Of all types. */
+FAMILY(backward_finish_keys, sm80)
+VARIANT(backward_sm80_finish_keys, .file = "backward_sm80/finish_keys", .kernel = "backward_sm80_finish_keys", .architecture = 80)
+END(backward_finish_keys, sm80)
+
 FAMILY(backward_weight_sums, tf32x3)
 /* Each serves the kernels of the same head dim and options. */
 VARIANT(backward_tf32x3_weight_sums_d64, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,

@@ -294,24 +294,6 @@ static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
     return (device->multiprocessors + count_blocks(v) - 1) / count_blocks(v);
 }
 
-/* How many blocks, or clusters, share the keys of a key/value head. room: how many run at once.
- * Under a causal mask the first keys are seen by twice as many queries as the average, which six
- * blocks for each multiprocessor even out. Without a mask it matters how full the last round of
- * blocks is. The sums that blocks leave take at most the memory that 16-bit gradients for each
- * query head would. */
-static int count_splits(const fa_problem *p, int64_t tasks, int64_t room)
-{
-    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
-    const int64_t rounds = (tasks + room - 1) / room;
-    const bool full = tasks * 10 >= rounds * room * 9;
-    const int64_t wanted = p->causal ? 6 * room : full ? tasks : 4 * room;
-    if (tasks == 0 || p->batch_invariant) return 1;
-    int64_t splits = 1;
-    for (int64_t i = 2; i <= group / 2 && tasks * splits < wanted; i++)
-        if (group % i == 0) splits = i;
-    return (int)splits;
-}
-
 /* Whether blocks may leave their dS where heads share dbias: 0, to measure float32 sums beside it. */
 enum { LEFT_BY_HEADS = 1 };
 
@@ -343,7 +325,7 @@ static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_de
     if (!has_bias_tile(v) || p->dbias.dtype != p->q.dtype || fa_cuda_has_own_lengths(p) ||
         tasks == 0 || q_tiles == 0)
         return false;
-    const int64_t splits = count_splits(p, tasks, room),
+    const int64_t splits = fa_cuda_count_splits(p, tasks, room),
                   heads = p->heads_q / (p->heads_kv * splits);
     const int64_t blocks = (by_heads ? p->heads_kv * splits : 1) * (by_items ? p->batch : 1);
     const int64_t units = tasks * splits / blocks;
@@ -518,7 +500,7 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
                         fa_cuda_backward_sm90_launch *own)
 {
     const int64_t tasks = main->tasks;
-    own->splits = count_splits(p, tasks, count_takers(v, device));
+    own->splits = fa_cuda_count_splits(p, tasks, count_takers(v, device));
     own->keys = find_keys(v);
     own->head_dim = find_columns(v);
     own->value_dim = find_value_columns(v);

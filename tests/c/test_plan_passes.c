@@ -803,6 +803,41 @@ static void test_splits(void)
     }
 }
 
+/* The same of backward_sm80, on the same card: head dim 128 has a block on each multiprocessor. */
+static void test_sm80_splits(void)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, n;
+        bool causal, invariant;
+        int splits;
+    } cases[] = {{4, 32, 1, 4096, true, false, 8},   {4, 32, 1, 4096, false, false, 1},
+                 {1, 32, 1, 4096, false, false, 16}, {1, 32, 1, 4096, true, true, 1},
+                 {1, 12, 2, 512, true, false, 3},    {1, 2, 1, 512, true, false, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.causal = cases[i].causal;
+        p.batch_invariant = cases[i].invariant;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_backward_sm80, &p, &devices[H200]);
+        const fa_cuda_plan_launch *l = FIND(&plan, backward_sm80),
+                                  *keys = FIND(&plan, backward_finish_keys_sm80);
+        const int splits = l ? l->backward_sm80.splits : 0;
+        const int64_t tasks = p.batch * p.heads_kv * ((p.n_k + 127) / 128);
+        CHECK(splits == cases[i].splits && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
+              splits);
+        CHECK(splits > 1 ? tasks_of(keys) == tasks : !keys, "case %zu: finish_keys", i);
+        CHECK(!keys ||
+                  keys->backward_sm80.key_sums_offset + (size_t)(tasks_of(l) * 128 * 256 * 4) <=
+                      plan.workspace_bytes,
+              "case %zu: room", i);
+        if (!keys) continue;
+        p.dk.data = p.dv.data = NULL;
+        const fa_cuda_plan alone = plan_by(&fa_cuda_backward_sm80, &p, &devices[H200]);
+        const fa_cuda_plan_launch *idle = FIND(&alone, backward_finish_keys_sm80);
+        CHECK(idle && idle->idle, "case %zu: keys for nobody", i);
+    }
+}
+
 /* Only what has somewhere to go is computed, and delta only if something needs it. */
 static void test_wanted(void)
 {
@@ -1248,6 +1283,7 @@ int main(void)
     test_dbias();
     test_left_ds();
     test_splits();
+    test_sm80_splits();
     test_wanted();
     test_combine();
     test_wide();

@@ -1,6 +1,6 @@
 /*
- * Which random problems the tests of kernels on the host run. In CI, which has FA_ALL_TESTS in its environment: all. Elsewhere a
- * sample, so that `make test` stays short: for each variant one problem, for each option one with each family of kernels that
+ * Which random problems the tests of kernels on the host run. FA_ALL_TESTS=1 in the environment: all; another number, as in CI:
+ * a sample and every so many of the others. Without it a sample, so that `make test` stays short: for each variant one problem, for each option one with each family of kernels that
  * has it, and of the small ones some of each variant, beginning at another one for each. A test goes through its problems twice:
  * first none is run, to find the smallest problem for each need that is not tiny.
  */
@@ -37,6 +37,7 @@ typedef struct sample_need {
 static struct {
     bool whole;     /* nothing is left out */
     bool searching; /* for the smallest problems: none is run */
+    int every;      /* of all problems, beside the sample; 0: none */
     int64_t taken, left_out;
     sample_need variants[FA_VARIANTS], options[SAMPLE_FAMILIES][SAMPLE_OPTIONS];
     const void *families[SAMPLE_FAMILIES];
@@ -48,7 +49,8 @@ static struct {
 static inline bool sample_begin(bool whole)
 {
     const char *all = getenv("FA_ALL_TESTS");
-    sample.whole = whole || (all && *all);
+    sample.every = all ? atoi(all) : 0;
+    sample.whole = whole || sample.every == 1;
     sample.searching = !sample.whole;
     return sample.searching;
 }
@@ -159,6 +161,7 @@ static inline bool sample_takes(const fa_problem *p, const fa_cuda_plan *plan, u
         else if (sample_is_better(work, need->work)) need->work = work;
     }
     if (sample.searching) return false;
+    if (sample.every) takes |= (sample.taken + sample.left_out) % sample.every == 0;
     if (n.rarest >= 0 && work < sample_small_work)
         takes |= (++sample.variants[n.rarest].offered + n.rarest) % SAMPLE_SMALL_EVERY == 0;
     for (int i = 0; i < n.count && takes; i++) n.need[i]->met = true;
@@ -171,7 +174,8 @@ static inline bool sample_takes(const fa_problem *p, const fa_cuda_plan *plan, u
  * each other differ. */
 static inline bool sample_has(int64_t i, int set)
 {
-    const bool has = sample.whole || (i + set) % SAMPLE_EVERY == 0;
+    const int every = sample.every ? sample.every : SAMPLE_EVERY;
+    const bool has = sample.whole || (i + set) % every == 0;
     sample.taken += has;
     sample.left_out += !has;
     sample.set_taken[set] += has;
