@@ -12,6 +12,7 @@
  *     load         keys, values; tiles of queries and of dout, by TMA       producer.cuh
  *     store dQ     a warp for each consumer's columns, by TMA; also dbias   producer.cuh
  *     load bias    where TMA can                                            producer.cuh
+ *     clear        zeros in sums of dQ that later blocks add to             clear_ahead.cuh
  *     scheduler    of a persistent block: describes its work tiles          schedule.cuh
  *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
  *
@@ -20,6 +21,7 @@
  * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh
  * says what the file is compiled with, and docs/kernels/backward_sm90.md why it is made so.
  */
+#include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer.cuh"
 #include "backward_sm90/dbias_sums.cuh"
@@ -36,6 +38,7 @@ enum {
     WARP_LOAD,
     WARP_STORE_DQ /* STORE_WARPS of them */,
     WARP_BIAS = WARPS - 1,
+    WARP_CLEAR = WARPS - 1,
     WARP_SCHEDULE = WARPS - 1
 };
 
@@ -93,10 +96,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         ptx_decrease_registers(PRODUCER_REGISTERS);
 #if PERSISTENT
         if (warp == WARP_LOAD) produce_work_tiles(&pipe, &p.a, &s);
-        else if (threadIdx.x % 32 == 0) {
-            if (warp == WARP_SCHEDULE) schedule(&pipe, &p.a, &s);
-            else store_work_tiles(&pipe, &p, &s, warp - WARP_STORE_DQ);
-        }
+        else if (warp == WARP_SCHEDULE) schedule(&pipe, &p.a, &s);
+        else if (threadIdx.x % 32 == 0) store_work_tiles(&pipe, &p, &s, warp - WARP_STORE_DQ);
 #else
         if (warp == WARP_LOAD) {
             if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s);
@@ -116,6 +117,10 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
             if (leaves_ds(&pipe)) count_left(&pipe, &s);
 #endif
         }
+#if CLEARS_AHEAD
+        else if (warp == WARP_CLEAR)
+            clear_ahead(&s, (int)number);
+#endif
 #if BIAS_TILE
         else if (warp == WARP_BIAS && threadIdx.x % 32 == 0 && pipe.bias_mapped)
             produce_bias(&pipe, &s);

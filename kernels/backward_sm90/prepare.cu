@@ -73,11 +73,11 @@ FA_DEVICE void leave_delta(const fa_backward_params *p, const fa_tile *t, const 
                 (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT));
 }
 
-FA_DEVICE void clear_counters(const fa_backward_sm90_left *left)
+FA_DEVICE void clear_counters(int32_t *counters, int64_t count)
 {
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < 2 * left->units;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count;
          i += (int64_t)gridDim.x * THREADS)
-        left->counters[i] = 0;
+        counters[i] = 0;
 }
 
 FA_KERNEL __launch_bounds__(THREADS)
@@ -90,9 +90,11 @@ FA_KERNEL __launch_bounds__(THREADS)
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
     ptx_let_next_grid_start();
     if (s.next_work && blockIdx.x == 0 && threadIdx.x == 0) *s.next_work = 0;
-    if (s.left.units > 0) clear_counters(&s.left);
+    if (s.left.units > 0) clear_counters(s.left.counters, 2 * s.left.units);
+    if (s.cleared) clear_counters(s.cleared, s.groups);
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
-    const int vectors = p.dq.data && !s.first_stored ? s.head_dim * (QUERIES / 4) : 0;
+    const bool clears = p.dq.data && !s.first_stored && number < s.prepared_tiles;
+    const int vectors = clears ? s.head_dim * (QUERIES / 4) : 0;
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
         if (i * THREADS + (int)threadIdx.x < vectors)

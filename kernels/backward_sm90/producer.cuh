@@ -5,6 +5,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 
+#include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/dbias_sums.cuh"
 #include "backward_sm90/keys.cuh"
@@ -694,6 +695,20 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
 
 #endif
 
+#if CLEARS_AHEAD
+
+FA_DEVICE int number_of_work(const pipeline *pipe)
+{
+#if PERSISTENT
+    return work_of(pipe)->work;
+#else
+    (void)pipe;
+    return (int)blockIdx.x;
+#endif
+}
+
+#endif
+
 /* Store warp number `warp` of STORE_WARPS. */
 FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s, int warp)
@@ -712,6 +727,9 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
 #else
     tile_cursor next = first_tile(w);
     skip_dq(pipe, s, warp, &next);
+#if CLEARS_AHEAD
+    wait_until_cleared(s, number_of_work(pipe));
+#endif
     while (next.count < end_count(w)) {
         const tile_cursor at = next;
         advance(&next, w->from, w->to);

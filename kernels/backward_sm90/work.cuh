@@ -29,6 +29,7 @@ typedef struct block_work {
     int32_t tiles;    /* of all heads */
 #if PERSISTENT
     int32_t first;  /* count of its first tile: a block counts on from work tile to work tile */
+    int32_t work;   /* number of the work tile */
     int32_t loads;  /* of keys, for the block's work tiles before */
     int32_t clears; /* those of them of which rows were cleared */
     bool ends;      /* there is no work tile any more */

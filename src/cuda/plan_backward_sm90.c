@@ -89,6 +89,14 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->slices = x->slices;
     params->head_slices = x->head_slices;
     set_left(p, x, &params->left);
+    const bool ahead = x->groups > 0 && p->dq.data;
+    params->cleared = ahead ? (int32_t *)(void *)(workspace + x->cleared_offset) : NULL;
+    params->groups = x->groups;
+    params->groups_ahead = x->groups_ahead;
+    params->group_blocks = x->group_blocks;
+    params->group_tiles = x->group_tiles;
+    params->sum_tiles = x->sum_tiles;
+    params->prepared_tiles = ahead ? x->groups_ahead * x->group_tiles : INT32_MAX;
     params->heads_ascending = x->heads_ascending;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
@@ -461,6 +469,34 @@ static void plan_counter(const fa_variant *v, const fa_cuda_plan_launch *prepare
     plan->workspace_bytes = own->counter_offset + 16;
 }
 
+/* Whether blocks of a variant clear sums of dQ for later ones (CLEARS_AHEAD in kernels/backward_sm90/config.cuh). */
+static bool clears_ahead(const fa_variant *v)
+{
+    return !v->ordered && !v->options && !v->joined && !is_wide(v);
+}
+
+/* Groups of heads whose blocks clear sums of dQ for later groups: so far ahead that a round of blocks is between them. */
+static void plan_clear_ahead(const fa_variant *v, const fa_cuda_plan_launch *prepare,
+                             const fa_cuda_plan_launch *main, const fa_cuda_device *device,
+                             fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
+{
+    const int64_t most = INT32_MAX / 2;
+    own->groups = own->groups_ahead = own->group_blocks = own->group_tiles = 0;
+    own->cleared_offset = 0;
+    own->sum_tiles = (int32_t)(prepare->tasks < most ? prepare->tasks : most);
+    if (!clears_ahead(v) || own->ordered || prepare->idle || main->tasks == 0) return;
+    const int64_t heads = own->heads_together, group_blocks = heads * main->tiles;
+    const int64_t all = main->tasks / main->tiles, groups = (all + heads - 1) / heads;
+    const int64_t ahead = (count_takers(v, device) + group_blocks - 1) / group_blocks;
+    if (groups <= ahead || prepare->tasks > most || main->tasks > most) return;
+    own->groups = (int32_t)groups;
+    own->groups_ahead = (int32_t)ahead;
+    own->group_blocks = (int32_t)group_blocks;
+    own->group_tiles = (int32_t)(prepare->tasks / all * heads);
+    own->cleared_offset = (plan->workspace_bytes + 15) / 16 * 16;
+    plan->workspace_bytes = own->cleared_offset + (size_t)groups * sizeof(int32_t);
+}
+
 /* Where launches are joined: blocks of all three kinds, and the counters by which they wait for each
  * other, which a launch in front clears. */
 static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
@@ -581,6 +617,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     plan_splits(p, v, device, main, plan, &own);
     plan_order(p, prepare, main, device, plan, &own);
     plan_counter(v, prepare, plan, &own);
+    plan_clear_ahead(v, prepare, main, device, plan, &own);
     main->cluster = (uint32_t)count_blocks(v);
     main->grid = fa_cuda_grid(v->persistent && main->tasks > device->multiprocessors
                                   ? device->multiprocessors

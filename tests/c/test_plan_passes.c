@@ -1053,6 +1053,38 @@ static void test_overlaps(void)
         CHECK(!plan.launches[i].overlaps, "launch %d overlaps on an A100", i);
 }
 
+/* Blocks clear sums of dQ for groups of heads a round of blocks ahead; prepare, those of the first groups. */
+static void test_clear_ahead(void)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, n;
+        bool causal, ordered;
+        int groups, ahead, blocks, tiles;
+    } cases[] = {{16, 16, 16, 1024, true, false, 16, 1, 136, 272}, /* 17 heads, a round */
+                 {4, 16, 16, 4096, true, false, 8, 1, 256, 512},
+                 {4, 16, 16, 4096, false, false, 64, 5, 32, 64},
+                 {4, 32, 8, 4096, false, false, 32, 5, 32, 256},
+                 {1, 32, 1, 4096, false, false, 16, 5, 32, 128}, /* 16 splits */
+                 {1, 4, 4, 1024, true, false, 0, 0, 0, 0},       /* one group */
+                 {16, 16, 16, 1024, true, true, 0, 0, 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].ordered;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_backward_sm90, &p, &devices[H200]);
+        const fa_cuda_backward_sm90_launch *x = find_sm90(&plan);
+        CHECK(x->groups == cases[i].groups && x->groups_ahead == cases[i].ahead &&
+                  x->group_blocks == cases[i].blocks && x->group_tiles == cases[i].tiles,
+              "case %zu: %d groups of %d blocks and %d tiles, %d ahead", i, x->groups,
+              x->group_blocks, x->group_tiles, x->groups_ahead);
+        CHECK(x->groups == 0 ||
+                  x->cleared_offset + (size_t)x->groups * sizeof(int32_t) <= plan.workspace_bytes,
+              "case %zu: room", i);
+        CHECK(x->sum_tiles == cases[i].batch * cases[i].heads_q * cases[i].n / 64, "case %zu", i);
+    }
+}
+
 /* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT asks: semaphores, and blocks of several heads that
  * take turns. */
 static void test_order(void)
@@ -1062,10 +1094,11 @@ static void test_order(void)
     fa_cuda_plan plan = plan_apart(&p);
     CHECK(!find_sm90(&plan)->ordered && find_sm90(&plan)->heads_together == 1, "any order");
     p.deterministic = true;
-    CHECK(workspace_of(&p) == any_order + 4 * 16 * (4096 / 64) * 2 * sizeof(int32_t), "%zu bytes",
-          workspace_of(&p) - any_order);
+    const size_t groups = 4 * 16 * sizeof(int32_t); /* counters of groups that are cleared ahead */
+    CHECK(workspace_of(&p) + groups == any_order + 4 * 16 * (4096 / 64) * 2 * sizeof(int32_t),
+          "%zu bytes", workspace_of(&p) - any_order);
     plan = plan_apart(&p);
-    CHECK(find_sm90(&plan)->ordered && find_sm90(&plan)->semaphores_offset == any_order,
+    CHECK(find_sm90(&plan)->ordered && find_sm90(&plan)->semaphores_offset + groups == any_order,
           "semaphores at %zu", find_sm90(&plan)->semaphores_offset);
 
     static const struct {
@@ -1140,13 +1173,13 @@ static void test_persistent(void)
     fa_cuda_plan plan;
     char why[320] = "";
     fa_problem p = make_half_backward(2, 16, 1000);
-    const size_t plain = workspace_of(&p);
+    const size_t plain = workspace_of(&p), groups = 2 * 16 * sizeof(int32_t);
     CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why), "%s", why);
     const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90_persistent);
     CHECK(l && l->grid == (uint32_t)device->multiprocessors && l->tasks == 2 * 16 * 8, "%u blocks",
           l ? l->grid : 0);
     CHECK(l && l->backward_sm90.counter_offset % 16 == 0 &&
-              l->backward_sm90.counter_offset >= plain - 16 &&
+              l->backward_sm90.counter_offset + groups >= plain - 16 &&
               l->backward_sm90.counter_offset + 4 <= plan.workspace_bytes,
           "a counter at %zu of %zu bytes", l ? l->backward_sm90.counter_offset : 0,
           plan.workspace_bytes);
@@ -1282,6 +1315,7 @@ int main(void)
     test_sm90();
     test_dbias();
     test_left_ds();
+    test_clear_ahead();
     test_splits();
     test_sm80_splits();
     test_wanted();

@@ -13,7 +13,8 @@
  * share the work tiles, or wait for each other.
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias", "left" (the same on a
- * device with one multiprocessor), "unseen" (the same with keys that no query sees), "persistent" or "joined" for such problems;
+ * device with one multiprocessor), "unseen" (the same with keys that no query sees), "persistent" or "joined" for such problems,
+ * "cleared" for those with sums that blocks clear for later ones;
  * then the runs of each variant are printed.
  */
 #include <math.h>
@@ -61,6 +62,8 @@ enum {
     FULL = 97,
     FIRST_FULL_PROBLEM = 720,
     FULL_PROBLEMS = 30,
+    FIRST_CLEARED_PROBLEM = 9000,
+    CLEARED_PROBLEMS = 200,
     FIRST_PERSISTENT_PROBLEM = 3500,
     PERSISTENT_PROBLEMS = 400,
     FIRST_JOINED_PROBLEM = 6200,
@@ -119,6 +122,7 @@ static fa_cuda_device device;
 static int64_t blind_queries; /* that were NaN */
 static int rounded_otherwise; /* problems whose second run left other bits in dq */
 static int ordered;           /* problems whose sums of dq have one order */
+static int cleared_ahead;     /* launches whose blocks clear sums for later ones */
 
 /* One run of a problem. */
 typedef struct machine {
@@ -141,11 +145,17 @@ static bool waits_for_room(const fa_cuda_plan_launch *l)
     return is_main(l) && l->backward_sm90.left.room < l->backward_sm90.left.units;
 }
 
+/* Whether they wait for those that clear sums. Persistent ones take work tiles in the order of their numbers. */
+static bool waits_for_zeros(const fa_cuda_plan_launch *l)
+{
+    return is_main(l) && l->backward_sm90.groups > 0 && !fa_variants[l->variant].persistent;
+}
+
 /* All orders and delays; a slow warp, often one of the three that load or store. */
 static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const bool in_order = m->ordered || v->joined || waits_for_room(l);
+    const bool in_order = m->ordered || v->joined || waits_for_room(l) || waits_for_zeros(l);
     const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
     const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
     const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
@@ -157,7 +167,8 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     if (!m->otherwise) return;
     if (in_order || v->persistent)
         run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
-    run->first_block_slow = (v->joined || waits_for_room(l)) && bits >> 44 & 1;
+    run->first_block_slow =
+        (v->joined || waits_for_room(l) || waits_for_zeros(l)) && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
@@ -201,6 +212,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .units = &hopper_units};
     if (!run.kernel) abort();
     vary(&run, m, l);
+    if (is_main(l) && l->backward_sm90.groups > 0) cleared_ahead++;
     snprintf(name, sizeof name,
              "number %lld: %s, %s, %s copies, %s products, lanes %x of warp %u slow",
              (long long)m->number, fa_variants[l->variant].name,
@@ -420,6 +432,9 @@ static bool wants(void *context, const random_call *call)
         make_plan(call, &call->gradients, &options, few ? few : &fa_cuda_backward_sm90, &p, &plan,
                   message, sizeof message);
     if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    bool clears = false;
+    for (int i = 0; i < plan.count; i++) clears |= waits_for_zeros(&plan.launches[i]);
+    if (few == &fa_cuda_backward_sm90 && !clears) return false;
     return (!few || plan.family == few) && sample_takes(&p, &plan, other_options(&p, &plan));
 }
 
@@ -454,7 +469,7 @@ static bool run_problem(machine *m)
         .wants = wants,
         .context = m};
     device = devices[H200];
-    if (alone) device.multiprocessors = 1;
+    if (alone || few == &fa_cuda_backward_sm90) device.multiprocessors = 1;
     else if (m->number / 16 % 2) device.multiprocessors = few && m->number % 2 ? 1 : 3;
     random_problem_run((uint64_t)m->number, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
@@ -495,6 +510,8 @@ static int run_listed(void)
     least_dim = WIDE;
     run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
     least_dim = 0;
+    few = &fa_cuda_backward_sm90; /* only with blocks that clear sums for later ones */
+    run_problems(FIRST_CLEARED_PROBLEM, FIRST_CLEARED_PROBLEM + CLEARED_PROBLEMS);
     few = &fa_cuda_backward_sm90_persistent;
     run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
     few = &fa_cuda_backward_sm90_joined;
@@ -515,6 +532,7 @@ int main(int argc, char **argv)
     about_bias = argc > 4 && (argv[4][0] == 'b' || alone);
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
+          : argv[4][0] == 'c'     ? &fa_cuda_backward_sm90
                                   : &fa_cuda_backward_sm90_persistent;
     if (searching) run_listed();
     sample_found();
@@ -533,12 +551,13 @@ int main(int argc, char **argv)
     }
     CHECK(rooms_waited_for || argc > 1, "no block waited for room");
     CHECK(blind_queries || argc > 1, "all queries saw keys");
+    CHECK(cleared_ahead || argc > 1, "no block cleared sums for later ones");
     CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
     if (argc > 2) {
-        printf("%5d problems, %d with another rounding of dq, %d with one order of its sums, %lld "
-               "queries that saw "
-               "nothing\n",
-               done, rounded_otherwise, ordered, (long long)blind_queries);
+        printf(
+            "%5d problems, %d with another rounding of dq, %d with one order of its sums, %d with "
+            "sums cleared ahead, %lld queries that saw nothing\n",
+            done, rounded_otherwise, ordered, cleared_ahead, (long long)blind_queries);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }
