@@ -475,7 +475,8 @@ static bool clears_ahead(const fa_variant *v)
     return !v->ordered && !v->options && !v->joined && !is_wide(v);
 }
 
-/* Groups of heads whose blocks clear sums of dQ for later groups: so far ahead that a round of blocks is between them. */
+/* Groups of heads whose blocks clear sums of dQ for later groups: a round of blocks and a half ahead, for those that come last in
+ * a group clear when the next group begins. */
 static void plan_clear_ahead(const fa_variant *v, const fa_cuda_plan_launch *prepare,
                              const fa_cuda_plan_launch *main, const fa_cuda_device *device,
                              fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
@@ -487,7 +488,8 @@ static void plan_clear_ahead(const fa_variant *v, const fa_cuda_plan_launch *pre
     if (!clears_ahead(v) || own->ordered || prepare->idle || main->tasks == 0) return;
     const int64_t heads = own->heads_together, group_blocks = heads * main->tiles;
     const int64_t all = main->tasks / main->tiles, groups = (all + heads - 1) / heads;
-    const int64_t ahead = (count_takers(v, device) + group_blocks - 1) / group_blocks;
+    const int64_t blocks = count_takers(v, device) * 3 / 2;
+    const int64_t ahead = (blocks + group_blocks - 1) / group_blocks;
     if (groups <= ahead || prepare->tasks > most || main->tasks > most) return;
     own->groups = (int32_t)groups;
     own->groups_ahead = (int32_t)ahead;
