@@ -11,6 +11,7 @@ const verify_class verify_classes[] = {
     {"unused", RANDOM_UNUSED, 150, false, "NaN in padding, pages, hidden keys"},
     {"grid", RANDOM_GRID, 12, true, "more than 65,535 batch items or heads"},
     {"lengths", RANDOM_LENGTHS, 200, false, "packed, padded, paged; lengths 0 and 1"},
+    {"paged", RANDOM_PAGED, 200, false, "pages of every size, NaN in what is unused"},
     {"strides", RANDOM_STRIDES, 200, false, "broadcast, backwards, gaps, misaligned"},
     {"tails", RANDOM_TAILS, RANDOM_NUM_TAILS, true, "every head dim, every rest of a tile"},
     {"masks", RANDOM_MASKS, 200, false, "causal, diagonal, window; lengths differ"},
@@ -26,9 +27,9 @@ const verify_class verify_classes[] = {
 };
 const int verify_num_classes = CLI_COUNT(verify_classes);
 
-const char *const verify_class_names[] = {"all",        "none",    "empty",  "unused", "grid",
-                                          "lengths",    "strides", "tails",  "masks",  "split",
-                                          "invariance", "dropout", "wide",   "chunks", "quantized",
-                                          "latent",     "bias",    "peaked", NULL};
+const char *const verify_class_names[] = {"all",       "none",       "empty",   "unused", "grid",
+                                          "lengths",   "paged",      "strides", "tails",  "masks",
+                                          "split",     "invariance", "dropout", "wide",   "chunks",
+                                          "quantized", "latent",     "bias",    "peaked", NULL};
 _Static_assert(CLI_COUNT(verify_class_names) - 1 - VERIFY_FIRST_CLASS == CLI_COUNT(verify_classes),
                "a name for every class");

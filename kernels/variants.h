@@ -427,7 +427,7 @@ VARIANT_16BIT(backward_sm90_general64, .file = "backward_sm90/backward_sm90", .k
               .head_dim = 64, .options = FA_SM90_ALL, .stages = 2)
 /* Two stages, for a tile of the bias. */
 VARIANT_16BIT(backward_sm90_d128_bias, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 128, .options = FA_SM90_BY_ROWS, .stages = 2, .static_smem = 512)
+              .head_dim = 128, .options = FA_SM90_BY_ROWS, .stages = 2, .static_smem = 768)
 VARIANT_16BIT(backward_sm90_general128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_ALL, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_d192_128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
@@ -696,6 +696,11 @@ VARIANT(backward_tf32x3_d512_general, .file = "backward_sm80/backward_sm80", .ke
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 512, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
         .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
 END(backward, tf32x3)
+
+/* Where blocks share keys. Of all types. */
+FAMILY(backward_finish_keys, sm80)
+VARIANT(backward_sm80_finish_keys, .file = "backward_sm80/finish_keys", .kernel = "backward_sm80_finish_keys", .architecture = 80)
+END(backward_finish_keys, sm80)
 
 FAMILY(backward_weight_sums, tf32x3)
 /* Each serves the kernels of the same head dim and options. */

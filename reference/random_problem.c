@@ -339,6 +339,7 @@ static void focus_sizes(problem *p, const random_settings *settings)
         if (once_in(p, 12)) p->batch = 0;
         break;
     case RANDOM_LENGTHS:
+    case RANDOM_PAGED:
     case RANDOM_SPLIT:
     case RANDOM_INVARIANCE: p->batch = between(p, 2, MAX_BATCH); break;
     case RANDOM_MASKS:
@@ -366,6 +367,7 @@ static int64_t draw_length_kind(problem *p, const random_settings *settings)
     case RANDOM_EMPTY:
     case RANDOM_UNUSED:
     case RANDOM_LENGTHS: return between(p, 1, 6);
+    case RANDOM_PAGED: return once_in(p, 2) ? 2 : 6;
     case RANDOM_TAILS: return 0;
     case RANDOM_PEAKED: return peaked_option_of(p) == PEAKED_LENGTHS ? 5 : 0;
     case RANDOM_GRID: return p->batch > 1 ? between(p, 0, 1) * between(p, 0, 6) : 0;
@@ -628,6 +630,8 @@ static void draw_lengths(problem *p, const random_settings *settings, int64_t *r
         p->page_size =
             sizes[settings->tiles && !once_in(p, 4) ? between(p, 5, 10) : between(p, 0, 8)];
         if (settings->focus == RANDOM_GRID) p->page_size = sizes[between(p, 0, 2)]; /* many pages */
+        if (settings->focus == RANDOM_PAGED)
+            p->page_size = once_in(p, 4) ? between(p, 1, 300) : sizes[between(p, 0, 10)];
         make_pages(p);
         *rows_k = p->page_size;
         *blocks_k = p->pages;

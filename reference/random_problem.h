@@ -27,6 +27,7 @@ typedef enum random_focus {
     RANDOM_UNUSED,     /* padding, pages, hidden keys: memory that must not be read               */
     RANDOM_GRID,       /* more batch items or heads than a grid's 65,535                          */
     RANDOM_LENGTHS,    /* packed, padded, paged; of length 0 and 1; rows behind the last one      */
+    RANDOM_PAGED,      /* keys and values in pages of every size, queries packed or not           */
     RANDOM_STRIDES,    /* any order and gaps, broadcast, backwards, misaligned                    */
     RANDOM_TAILS,      /* number by number every head dim to 256, then every residue of the tiles */
     RANDOM_MASKS,      /* causal, diagonals, windows between lengths that differ                  */

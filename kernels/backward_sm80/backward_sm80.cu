@@ -14,7 +14,8 @@
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
- * in registers, written once. dQ is added to a float sum in global memory, which another kernel
+ * in registers, written once; where blocks share keys, each with some of the heads, finish_keys.cu
+ * adds up what they have. dQ is added to a float sum in global memory, which another kernel
  * rounds (finish.cu), or in float32 to the caller's dq itself. docs/kernels/backward_sm80.md says why
  * it is made so.
  *
@@ -413,6 +414,10 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     clear_gradient(&x.dv);
     if (work.tiles > 0) consume_tiles(&p, &s, &work, &x);
     const fa_layout layout = find_layout(x.memory);
-    store_gradient(&work.keys, &p.dk, &x.dk, &layout, p.a.d, dk_scale(&p.a, &s));
-    store_gradient(&work.keys, &p.dv, &x.dv, &layout, p.a.d_v, value_scale(&p.a));
+    float *sums = work.key_sums;
+    const gradient_rows dk = find_gradient_rows(&work.keys, &p.dk, sums, p.a.d);
+    store_gradient(&dk, &x.dk, &layout, dk_scale(&p.a, &s));
+    if (sums) sums += KEYS * HEAD_DIM;
+    const gradient_rows dv = find_gradient_rows(&work.keys, &p.dv, sums, p.a.d_v);
+    store_gradient(&dv, &x.dv, &layout, value_scale(&p.a));
 }

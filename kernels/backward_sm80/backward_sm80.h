@@ -4,7 +4,8 @@
  *
  * Three launches, or four. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
  * summed, and in float32 the parts of queries and dout; `backward_sm80` computes all gradients; `finish` rounds those of the queries. In float32 the sums may be in the
- * caller's dq, and `finish` is not there. The workspace is made of tiles of FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
+ * caller's dq, and `finish` is not there. Where few key tiles keep few multiprocessors busy, several blocks share one: each takes
+ * some of the query heads, and `finish_keys` adds up what they leave of the gradients of keys and values, in one order. The workspace is made of tiles of FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
  * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
  *
  *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them (sums.cuh)
@@ -14,6 +15,7 @@
  *             (weight_sums.cu)
  *   parts   of a tile, in float32: queries and dout as float16 parts, rows of the variant's head dim times 4 bytes
  *           (high_low.cuh); powers: of each query the powers of two of these
+ *   key_sums   of a split, and of a block's keys: rows of the variant's head dim in floats, of dK, then of dV
  *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
  *
  * Of kernels/variants.h:
@@ -137,6 +139,9 @@ typedef struct fa_backward_sm80_powers {
     float query_inverse, dout_inverse;
 } fa_backward_sm80_powers;
 
+/* Floats that a block leaves of its keys. */
+#define FA_BACKWARD_SM80_KEY_SUMS(keys, dim) (2 * (keys) * (dim))
+
 /* Every option that changes scores or weights may be there. 0: none of them. */
 #define FA_BACKWARD_SM80_ALL 1
 
@@ -152,6 +157,10 @@ typedef struct fa_backward_sm80_params {
     /* Key/value heads of the batch whose blocks take turns; 1: head follows head. */
     int64_t heads_together;
     int64_t low_parts; /* whether low parts are read */
+    /* Blocks that share the keys of a key/value head, each with some of the query heads; keys of a
+     * block, and columns of its sums. */
+    int32_t splits, keys, head_dim;
+    float *key_sums; /* NULL: there is one split */
 } fa_backward_sm80_params;
 
 #endif

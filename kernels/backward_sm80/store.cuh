@@ -1,5 +1,5 @@
 /*
- * The gradients of a block's keys or values, from accumulators to the caller's rows.
+ * The gradients of a block's keys or values, from accumulators to the caller's rows, or to those of its split.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_STORE_CUH
 #define FA_KERNELS_BACKWARD_SM80_STORE_CUH
@@ -10,25 +10,50 @@
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 
+/* Rows of the block's keys, of one gradient. */
+typedef struct gradient_rows {
+    char *first;  /* NULL: not wanted */
+    int64_t step; /* bytes from a row to the next */
+    int count, columns;
+    bool whole;  /* they are made of aligned vectors */
+    bool floats; /* they are sums in float32, whatever the type of the gradient */
+} gradient_rows;
+
+/* key_sums: of the block's split; NULL: there is one. */
+FA_DEVICE gradient_rows find_gradient_rows(const fa_key_tile *k, const fa_kernel_view *view,
+                                           float *key_sums, int columns)
+{
+    gradient_rows rows;
+    rows.count = (int)k->count;
+    rows.columns = columns;
+    rows.floats = key_sums != NULL;
+    rows.whole = rows.floats || has_vectors(view);
+    rows.step = rows.floats ? HEAD_DIM * 4 : view->stride[1] * ELEMENT_BYTES;
+    rows.first =
+        rows.floats ? (char *)(void *)key_sums : fa_view_row(view, k->block, k->row, k->head_kv);
+    if (!view->data) rows.first = NULL;
+    return rows;
+}
+
 #if HIGH_LOW
 
-FA_DEVICE void store_gradient(const fa_key_tile *k, const fa_kernel_view *view,
-                              const fa_gradient *g, const fa_layout *l, int columns, float scale)
+FA_DEVICE void store_gradient(const gradient_rows *rows, const fa_gradient *g, const fa_layout *l,
+                              float scale)
 {
     const int lane = threadIdx.x % 32;
-    if (!view->data) return;
+    if (!rows->first) return;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
         const int row = l->group * GROUP_ROWS + lane / 4 + 8 * i;
-        if (row >= k->count) continue;
-        char *to = fa_view_row(view, k->block, k->row + row, k->head_kv);
+        if (row >= rows->count) continue;
+        char *to = rows->first + row * rows->step;
 #pragma unroll
         for (int n = 0; n < D_TILES / 2; n++) { /* four neighbours */
             const int tile = n / 2 * 4, e = i % 2 * 2 + n % 2;
             const float(*x)[4] = g->at[i / 2] + tile;
             fa_store4_float32(
-                to, has_vectors(view),
-                l->share * COLUMNS + 8 * tile + 4 * gradient_unit(lane % 4, n % 2), columns,
+                to, rows->whole, l->share * COLUMNS + 8 * tile + 4 * gradient_unit(lane % 4, n % 2),
+                rows->columns,
                 make_float4(x[0][e] * scale, x[1][e] * scale, x[2][e] * scale, x[3][e] * scale));
         }
     }
@@ -59,16 +84,36 @@ FA_DEVICE void store_two_words(char *row, const uint32_t x[2], int column, int c
         if (row) fa_scatter_x2(row, column + 8 * i + 2 * (int)(threadIdx.x % 4), columns, x[i]);
 }
 
-FA_DEVICE void store_gradient(const fa_key_tile *k, const fa_kernel_view *view,
-                              const fa_gradient *g, const fa_layout *l, int columns, float scale)
+FA_DEVICE void store_floats(const gradient_rows *rows, const fa_gradient *g, const fa_layout *l,
+                            float scale)
 {
     const int lane = threadIdx.x % 32;
-    const bool whole = has_vectors(view);
-    if (!view->data) return;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
         const int row = l->group * GROUP_ROWS + lane / 4 + 8 * i;
-        char *to = row < k->count ? fa_view_row(view, k->block, k->row + row, k->head_kv) : NULL;
+        if (row >= rows->count) continue;
+        char *to = rows->first + row * rows->step + 4 * (l->share * COLUMNS + lane % 4 * 2);
+#pragma unroll
+        for (int n = 0; n < D_TILES; n++) {
+            const float *from = g->at[i / 2][n] + i % 2 * 2;
+            *(float2 *)(void *)(to + 32 * n) = make_float2(from[0] * scale, from[1] * scale);
+        }
+    }
+}
+
+FA_DEVICE void store_gradient(const gradient_rows *rows, const fa_gradient *g, const fa_layout *l,
+                              float scale)
+{
+    const int lane = threadIdx.x % 32;
+    if (!rows->first) return;
+    if (rows->floats) {
+        store_floats(rows, g, l, scale);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        const int row = l->group * GROUP_ROWS + lane / 4 + 8 * i;
+        char *to = row < rows->count ? rows->first + row * rows->step : NULL;
 #pragma unroll
         for (int n = 0; n < D_TILES; n += 4) {
             const int column = l->share * COLUMNS + 8 * n;
@@ -78,8 +123,8 @@ FA_DEVICE void store_gradient(const fa_key_tile *k, const fa_kernel_view *view,
                 const float *from = g->at[i / 2][n + j < D_TILES ? n + j : n] + i % 2 * 2;
                 x[j] = fa_pack_x2(from[0] * scale, from[1] * scale);
             }
-            if (n + 4 <= D_TILES) store_words(to, x, column, columns, whole);
-            else store_two_words(to, x, column, columns);
+            if (n + 4 <= D_TILES) store_words(to, x, column, rows->columns, rows->whole);
+            else store_two_words(to, x, column, rows->columns);
         }
     }
 }

@@ -14,7 +14,7 @@ typedef struct block_work {
     fa_tile sequence; /* with the first query head */
     int64_t
         number; /* of the workspace's tile that has the sequence's first query and the first head */
-    int32_t heads;    /* query heads that share the keys */
+    int32_t heads;    /* query heads that share the keys, of the block's split */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
     int32_t tiles;    /* of all heads */
     int32_t num_keys; /* of the sequence, from the block's first one on; at most KEYS */
@@ -25,6 +25,7 @@ typedef struct block_work {
     /* Rows outside are not read, for they may hold NaN: keys that some query sees, counted from the block's first; queries
      * that see some key. */
     int32_t seen_key_from, seen_key_to, seen_query_from, seen_query_to;
+    float *key_sums; /* where the block leaves dK and dV; NULL: they are the caller's rows */
 #if HIGH_LOW
     float *dq; /* the sequence's first row in the caller's dq, of the first head */
 #endif
@@ -98,14 +99,22 @@ FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm
                              int64_t block, block_work *w)
 {
     const fa_attention_params *p = &all->a;
-    w->keys = fa_find_key_tile(p, find_task(p, block, s->heads_together), KEYS);
-    w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
+    int split;
+    const int64_t task =
+        fa_find_split(p, find_task(p, block, s->heads_together), s->splits, &split);
+    const int32_t group = (int32_t)fa_divide(p->heads_q, p->heads_kv);
+    w->keys = fa_find_key_tile(p, task, KEYS);
+    w->heads = group / s->splits;
+    w->key_sums = NULL;
+    if (s->key_sums)
+        w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
+                                        FA_BACKWARD_SM80_KEY_SUMS(KEYS, HEAD_DIM);
     w->from = w->to = w->tiles = w->num_keys = 0;
 #if OPTIONS
     for (int i = 0; i < KEYS; i++) w->bad_keys[i] = 0;
 #endif
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
-    fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
+    fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * group + split * w->heads, &w->sequence);
     w->number = find_tile_number(p, &w->sequence, s->q_tiles);
 #if HIGH_LOW
     const fa_tile *t = &w->sequence;

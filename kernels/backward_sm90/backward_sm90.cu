@@ -12,6 +12,7 @@
  *     load         keys, values; tiles of queries and of dout, by TMA       producer.cuh
  *     store dQ     a warp for each consumer's columns, by TMA; also dbias   producer.cuh
  *     load bias    where TMA can                                            producer.cuh
+ *     clear        zeros in sums of dQ that later blocks add to             clear_ahead.cuh
  *     scheduler    of a persistent block: describes its work tiles          schedule.cuh
  *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
  *
@@ -20,6 +21,7 @@
  * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh
  * says what the file is compiled with, and docs/kernels/backward_sm90.md why it is made so.
  */
+#include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer.cuh"
 #include "backward_sm90/dbias_sums.cuh"
@@ -36,6 +38,7 @@ enum {
     WARP_LOAD,
     WARP_STORE_DQ /* STORE_WARPS of them */,
     WARP_BIAS = WARPS - 1,
+    WARP_CLEAR = WARPS - 1,
     WARP_SCHEDULE = WARPS - 1
 };
 
@@ -76,8 +79,12 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     const bool loads =
         threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
-#if JOINED
+#if BIAS_TILE
     /* Of the consumers, who have nothing to do yet. */
+    if (leaves_ds(&pipe) && threadIdx.x == WARPGROUP) init_left_barriers(&shared);
+#endif
+#if JOINED
+    /* The same. */
     if (threadIdx.x == WARPGROUP) wait_until_prepared(&p.a, &s, number);
 #endif
 #endif
@@ -89,14 +96,15 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         ptx_decrease_registers(PRODUCER_REGISTERS);
 #if PERSISTENT
         if (warp == WARP_LOAD) produce_work_tiles(&pipe, &p.a, &s);
-        else if (threadIdx.x % 32 == 0) {
-            if (warp == WARP_SCHEDULE) schedule(&pipe, &p.a, &s);
-            else store_work_tiles(&pipe, &p, &s, warp - WARP_STORE_DQ);
-        }
+        else if (warp == WARP_SCHEDULE) schedule(&pipe, &p.a, &s);
+        else if (threadIdx.x % 32 == 0) store_work_tiles(&pipe, &p, &s, warp - WARP_STORE_DQ);
 #else
         if (warp == WARP_LOAD) {
             if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s);
             else if (loads) wait_for_keys(&pipe);
+#if BIAS_TILE
+            if (leaves_ds(&pipe) && threadIdx.x == 0) load_slice(&pipe, &s);
+#endif
         } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0) {
 #if BIAS_TILE
             if (leaves_ds(&pipe)) wait_for_room(&s);
@@ -109,6 +117,10 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
             if (leaves_ds(&pipe)) count_left(&pipe, &s);
 #endif
         }
+#if CLEARS_AHEAD
+        else if (warp == WARP_CLEAR)
+            clear_ahead(&s, (int)number);
+#endif
 #if BIAS_TILE
         else if (warp == WARP_BIAS && threadIdx.x % 32 == 0 && pipe.bias_mapped)
             produce_bias(&pipe, &s);
@@ -116,9 +128,14 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
+#if BIAS_TILE
+        /* Of the second consumer, who begins later. */
+        if (leaves_ds(&pipe) && threadIdx.x == 2 * WARPGROUP) describe_slice(&pipe, &p, &s);
+        __syncwarp();
+#endif
         consume(&pipe, &p, __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP - 1, 0));
 #if BIAS_TILE
-        if (leaves_ds(&pipe)) add_left(&pipe, &p, &s);
+        if (leaves_ds(&pipe)) add_slice(&pipe, &p, &s);
 #endif
     }
 }

@@ -17,6 +17,7 @@
  *   key_sums   of a split, and of a block's keys: a float for each key and column of dK, then of dV; of 64 keys in the same
  *          order
  *   semaphores   of a tile, where sums have one order: for each consumer's columns how many key tiles have been added
+ *   cleared   of a group of heads: how many blocks have cleared their shares of its sums
  *   left   of a 16-bit dbias that batch items or heads share: counters, and dS of the blocks that have left it
  */
 #ifndef FA_KERNEL_BACKWARD_SM90_H
@@ -89,10 +90,11 @@ enum {
  * dbias are added up. */
 typedef struct fa_backward_sm90_left {
     char *ds;          /* of `room` units: of each block, head and query tile a tile of dS */
-    int32_t *counters; /* two of each unit: store warps that have left all of theirs; whether all is
-                          added up */
+    int32_t *counters; /* two of each unit: store warps that have left all of theirs; blocks that
+                          have added up their slices */
     int32_t units, room, blocks;
-    int32_t summed; /* units that the last of their blocks add up; the others: dbias.cu */
+    int32_t summed; /* units that blocks of later units add up, units - summed behind; the others:
+                       dbias.cu */
 } fa_backward_sm90_left;
 
 /* The second parameter of all of them. */
@@ -126,6 +128,13 @@ typedef struct fa_backward_sm90_params {
     int32_t slices, head_slices;   /* blocks for the rows of a unit; of a query head */
     float *delta; /* of prepare: like lse, for launches behind; NULL: nobody wants it */
     fa_backward_sm90_left left; /* units 0: no dS is left */
+    /* Sums that blocks clear for later ones (clear_ahead.cuh): of a group, which is heads_together heads, or of fewer if it is the
+     * last one. */
+    int32_t *
+        cleared; /* of each group: blocks that have cleared their shares; NULL: prepare clears all */
+    int32_t groups, groups_ahead;
+    int32_t group_blocks, group_tiles; /* of a group: blocks; tiles of sums */
+    int32_t sum_tiles, prepared_tiles; /* all; those that prepare clears, the first ones */
 } fa_backward_sm90_params;
 
 #endif

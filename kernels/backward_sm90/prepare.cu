@@ -1,12 +1,12 @@
 /*
  * The first launch of backward_sm90: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ; where they
- * are wanted, delta for later launches, and zeros in the counters of dS that is left. Bound by memory. The last heads come
- * first: those that the next launch begins with are in the L2 cache then.
+ * are wanted, delta for later launches, and zeros in the counters of dS that is left. Bound by memory.
  */
 #include "backward_sm90/backward_sm90.h"
 
 #define QUERIES FA_BACKWARD_SM90_QUERIES
 
+#include "backward_sm90/pass_order.cuh"
 #include "backward_sm90/prepare_row.cuh"
 #include "backward_simt/row_product.cuh"
 #include "common/reduce.cuh"
@@ -73,11 +73,11 @@ FA_DEVICE void leave_delta(const fa_backward_params *p, const fa_tile *t, const 
                 (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT));
 }
 
-FA_DEVICE void clear_counters(const fa_backward_sm90_left *left)
+FA_DEVICE void clear_counters(int32_t *counters, int64_t count)
 {
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < 2 * left->units;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count;
          i += (int64_t)gridDim.x * THREADS)
-        left->counters[i] = 0;
+        counters[i] = 0;
 }
 
 FA_KERNEL __launch_bounds__(THREADS)
@@ -85,14 +85,16 @@ FA_KERNEL __launch_bounds__(THREADS)
                           const __grid_constant__ fa_backward_sm90_params s)
 {
     __shared__ fa_tile tile;
-    const int64_t task = p.a.tasks - 1 - blockIdx.x, outer = fa_divide(task, s.q_tiles);
-    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (task - outer * s.q_tiles);
+    int64_t number;
+    const int64_t task = find_pass_task(&p.a, &s, blockIdx.x, &number);
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
     ptx_let_next_grid_start();
     if (s.next_work && blockIdx.x == 0 && threadIdx.x == 0) *s.next_work = 0;
-    if (s.left.units > 0) clear_counters(&s.left);
+    if (s.left.units > 0) clear_counters(s.left.counters, 2 * s.left.units);
+    if (s.cleared) clear_counters(s.cleared, s.groups);
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
-    const int vectors = p.dq.data && !s.first_stored ? s.head_dim * (QUERIES / 4) : 0;
+    const bool clears = p.dq.data && !s.first_stored && number < s.prepared_tiles;
+    const int vectors = clears ? s.head_dim * (QUERIES / 4) : 0;
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
         if (i * THREADS + (int)threadIdx.x < vectors)

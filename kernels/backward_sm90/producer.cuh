@@ -5,6 +5,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 
+#include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/dbias_sums.cuh"
 #include "backward_sm90/keys.cuh"
@@ -253,6 +254,9 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
     if (warp == 1 && !any) describe_nothing(&own, w);
     if (warp == 2 && any) describe_rows(p, &own, w);
     if (warp == 3 && any) describe_masks(p, &own, w);
+#if BIAS_TILE
+    if (warp == 2 && leaves_ds(pipe)) pipe->state->left_at = find_left(s, &own);
+#endif
     return any;
 }
 
@@ -455,7 +459,7 @@ FA_DEVICE void store_dbias(const pipeline *pipe, const fa_backward_sm90_params *
     const char *ds = pipe->buffers + DS_AT + ds_buffer(at->count) * DS_BYTES + consumer * Q_BLOCK;
     if (at->count >= w->tiles) return;
     if (leaves_ds(pipe)) {
-        ptx_bulk_store(left_tile(s, w, at->head, at->tile) + consumer * Q_BLOCK, ds, Q_BLOCK);
+        ptx_bulk_store(left_tile(pipe, s, at->head, at->tile) + consumer * Q_BLOCK, ds, Q_BLOCK);
         return;
     }
     if (pipe->dbias_mapped != FA_BACKWARD_SM90_DBIAS_STORED) return;
@@ -691,6 +695,20 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
 
 #endif
 
+#if CLEARS_AHEAD
+
+FA_DEVICE int number_of_work(const pipeline *pipe)
+{
+#if PERSISTENT
+    return work_of(pipe)->work;
+#else
+    (void)pipe;
+    return (int)blockIdx.x;
+#endif
+}
+
+#endif
+
 /* Store warp number `warp` of STORE_WARPS. */
 FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s, int warp)
@@ -709,6 +727,9 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
 #else
     tile_cursor next = first_tile(w);
     skip_dq(pipe, s, warp, &next);
+#if CLEARS_AHEAD
+    wait_until_cleared(s, number_of_work(pipe));
+#endif
     while (next.count < end_count(w)) {
         const tile_cursor at = next;
         advance(&next, w->from, w->to);

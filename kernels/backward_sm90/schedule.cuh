@@ -5,6 +5,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
 #define FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
 
+#include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/work.cuh"
@@ -20,6 +21,7 @@ FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_par
     block_work own;
     const bool counts = before && before->tiles > 0;
     w->ends = number >= p->tasks;
+    w->work = (int32_t)number;
     w->first = before ? end_count(before) + 1 : 0; /* one stage is for gradients */
     w->loads = before ? before->loads + counts : 0;
     w->clears = before ? before->clears + (counts && clears_keys(before)) : 0;
@@ -33,22 +35,34 @@ FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_par
     describe_masks(p, &own, w);
 }
 
-/* One lane of the scheduler warp. A block's first work tile follows from the block's number, each
- * other one from a counter. It is described while the block is at the one before. */
+/* The block's next work tile. Where blocks clear sums for later ones, all numbers come from the counter, so that those in front
+ * belong to blocks that run. */
+FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
+{
+    if (!s->next_work) return blockIdx.x + n * (int64_t)gridDim.x;
+    if (n == 0 && !s->cleared) return blockIdx.x;
+    return (s->cleared ? 0 : gridDim.x) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
+}
+
+/* The scheduler warp. A block takes its work tiles from a counter, and the first one by its number. A work tile is described while the
+ * block is at the one before. */
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
                         const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
     const block_work *before = NULL;
-    for (int n = 0; !before || !before->ends; n++) {
+    const bool leads = threadIdx.x % 32 == 0;
+    int64_t number = 0;
+    for (int n = 0; number < p->tasks; n++) {
         block_work *w = &state->works[n % WORKS];
-        int64_t number = blockIdx.x;
         ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
-        if (n > 0)
-            number = s->next_work ? gridDim.x + (int64_t)atomicInc(s->next_work, UINT32_MAX)
-                                  : number + n * (int64_t)gridDim.x;
-        describe(p, s, number, before, w);
-        ptx_mbarrier_arrive(&state->work_full[n % WORKS]);
+        if (leads) number = take_work_tile(s, n);
+        number = __shfl_sync(0xffffffff, (uint32_t)number, 0);
+        if (number < p->tasks) clear_ahead(s, (int)number);
+        if (leads) {
+            describe(p, s, number, before, w);
+            ptx_mbarrier_arrive(&state->work_full[n % WORKS]);
+        }
         before = w;
     }
 }

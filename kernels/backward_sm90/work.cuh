@@ -29,6 +29,7 @@ typedef struct block_work {
     int32_t tiles;    /* of all heads */
 #if PERSISTENT
     int32_t first;  /* count of its first tile: a block counts on from work tile to work tile */
+    int32_t work;   /* number of the work tile */
     int32_t loads;  /* of keys, for the block's work tiles before */
     int32_t clears; /* those of them of which rows were cleared */
     bool ends;      /* there is no work tile any more */
@@ -170,17 +171,6 @@ FA_DEVICE int64_t find_ordered_task(const fa_attention_params *p, const fa_backw
 
 #endif
 
-/* The task of the first split of the same keys, and the number of the split: the splits of a head follow each other. */
-FA_DEVICE int64_t find_split(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                             int64_t task, int *split)
-{
-    *split = 0;
-    if (s->splits == 1) return task;
-    const int64_t outer = fa_divide(task, p->tiles), head = fa_divide(outer, s->splits);
-    *split = (int)(outer - head * s->splits);
-    return task - (outer - head) * p->tiles;
-}
-
 /* The keys and the sequence; false if no query can see a key. */
 FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_params *s,
                          int64_t block, block_work *w)
@@ -191,7 +181,7 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
 #else
     const int64_t own = find_task(p, s, block);
 #endif
-    const int64_t task = find_split(p, s, own, &split);
+    const int64_t task = fa_find_split(p, own, s->splits, &split);
     const int32_t group =
         p->heads_q == p->heads_kv ? 1 : (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->keys = fa_find_key_tile(p, task, KEYS);

@@ -66,6 +66,16 @@ FA_DEVICE fa_key_tile fa_find_key_tile(const fa_attention_params *p, int64_t tas
     return k;
 }
 
+/* If several consecutive blocks have the same keys: the task of the first of them, and the number of the block's split. */
+FA_DEVICE int64_t fa_find_split(const fa_attention_params *p, int64_t task, int splits, int *split)
+{
+    *split = 0;
+    if (splits == 1) return task;
+    const int64_t outer = fa_divide(task, p->tiles), head = fa_divide(outer, splits);
+    *split = (int)(outer - head * splits);
+    return task - (outer - head) * p->tiles;
+}
+
 /* The first query in [0, n_q] that sees a key from j on (sees), or that sees no key before j; 0 <= j <= n_k. From one
  * query to the next, neither end of the range of keys decreases. */
 FA_DEVICE int64_t fa_search_query(const fa_attention_params *p, const fa_tile *t, int64_t j,

@@ -348,13 +348,22 @@ static const array *add_integers(call *c, const char *name, PyObject *object, in
     return a;
 }
 
+/* Integers of a batch without items have no memory in PyTorch, and must not look like none. Nothing is
+ * read, but the pointer has to lie where the call runs. */
+static const int32_t *integers_of_no_items(const call *c)
+{
+    static const int32_t none;
+    if (!c->where.cuda || !c->k.data) return &none;
+    return (const int32_t *)((uintptr_t)c->k.data / sizeof none * sizeof none);
+}
+
 int call_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
               const int32_t **data, const array **read)
 {
     const array *a = add_integers(c, name, object, 32);
     if (!a) return -1;
     if (a->ndim != axes) return wrong_axes(a, axes == 1 ? "1" : "2");
-    *data = a->data;
+    *data = a->data ? a->data : integers_of_no_items(c);
     *read = a;
     return check_plain(a, count);
 }

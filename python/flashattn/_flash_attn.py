@@ -208,6 +208,20 @@ def join_qv(q, qv, k, v):
     return queries, first.as_strided(shape, first.stride())
 
 
+def check_joined_scales(options, traced=False):
+    """With qv the columns of k and v are one array, which has one scale. On CUDA, where the host
+    does not read them, equal scales are the caller's promise."""
+    scales = options.get("k_descale"), options.get("v_descale")
+    if traced or any(is_tensor(x) and x.device.type != "cpu" for x in scales):
+        return
+    k, v = (1.0 if x is None else np.asarray(x.detach() if is_tensor(x) else x) for x in scales)
+    if not np.all(k == v):
+        raise UnsupportedError(
+            f"k_descale is {shown(scales[0])} and v_descale {shown(scales[1])}: expected equal "
+            "ones as qv is given, for the columns of k and v are joined"
+        )
+
+
 def _lies_behind(b, a):
     """Whether each row of b starts where the same row of a ends."""
     if b.dtype != a.dtype or b.shape[:-1] != a.shape[:-1] or 0 in a.shape or 0 in b.shape:
@@ -289,6 +303,7 @@ def attend(
     if deterministic:
         options["deterministic"] = True
     if qv is not None:
+        check_joined_scales(options, is_tensor(q) and _functional._torch().is_traced(q, k, v))
         q, k = join_qv(q, qv, k, v)
     if type(q) is np.ndarray:
         q, k, v = _rows(q), _rows(k), _rows(v)

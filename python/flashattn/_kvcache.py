@@ -22,6 +22,7 @@ from ._flash_attn import (
     add_extras,
     attend,
     check_call,
+    check_joined_scales,
     contiguous,
     join_qv,
     take_extra,
@@ -64,7 +65,14 @@ def _as_float(xp, x):
     return x.astype(np.float32) if xp is np else x.float()
 
 
+def _is_int8(xp, x):
+    return x.dtype == xp.int8
+
+
 def _as_type_of(xp, x, like):
+    if _is_int8(xp, like) and not _is_int8(xp, x):
+        x = _as_float(xp, x).round().clip(-127, 127)  # as fa_append
+        x = xp.nan_to_num(x)
     return x.astype(like.dtype) if xp is np else x.to(like.dtype)
 
 
@@ -78,7 +86,7 @@ def _arange(xp, count, like):
 def _expect_shape(name, array, expected, meaning):
     """expected: a number for each axis; None: any number."""
     shape = tuple(array.shape)
-    same = len(shape) == len(expected) and all(e in (None, s) for s, e in zip(shape, expected))
+    same = len(shape) == len(expected) and all(e is None or e == s for s, e in zip(shape, expected))
     if not same:
         wanted = ", ".join("any" if e is None else str(e) for e in expected)
         raise ValueError(f"{name}.shape is {shape}: expected ({wanted}), that is {meaning}")
@@ -191,9 +199,9 @@ def _check_arrays(xp, q, k_cache, v_cache, k, v, packed):
         new, rows = "(batch, n_new, heads_kv, dim)", (None if packed[0] else q.shape[0], None)
     _expect_shape("k", k, (*rows, *k_cache.shape[2:]), new)
     _expect_shape("v", v, (*k.shape[:-1], v_cache.shape[3]), new)
-    for name, array in (("k", k), ("v", v)):
+    for name, array, cache in (("k", k, k_cache), ("v", v, v_cache)):
         integers = array.dtype.kind in "iub" if xp is np else not array.dtype.is_floating_point
-        if integers:
+        if integers and not (array.dtype == cache.dtype and _is_int8(xp, cache)):
             raise ValueError(f"{name}.dtype is {array.dtype}: expected a type as the cache's")
     _check_written(xp, "k_cache", k_cache)
     _check_written(xp, "v_cache", v_cache)
@@ -514,7 +522,24 @@ class _CachePositions:
         for cache, new in caches:
             cache[rows, at] = _as_type_of(xp, new, cache)
 
-    def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary):
+    def divide(self, xp, q, new, cache, descale):
+        """New keys or values as an 8-bit cache stores them: divided by descale (batch, heads_kv),
+        by which its elements are multiplied. New ones of the cache's type are not changed."""
+        if descale is None or new.dtype == cache.dtype or not self.writes() or self.batch == 0:
+            return new
+        each = descale[self.new.locate(xp, q)[0]] if self.new.packed else descale[:, None]
+        return new / each[..., None]
+
+    def scale_of_blocks(self, descale):
+        """descale (batch, heads_kv) as fa_append reads it, (blocks or 1, 1, heads_kv, 1), or None
+        if a block of the cache may belong to items with different descales."""
+        if self.table is not None or self.batch_idx is not None:
+            if descale.shape[0] > 1 and _strides(descale)[0] != 0:
+                return None
+            descale = descale[:1]
+        return descale[:, None, :, None]
+
+    def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary, descales):
         """Writes the new keys and values and the new lengths by fa_append, in one launch on CUDA.
         With rotary, the options of the rotary embedding, it also rotates keys and queries. Returns
         the queries, or None if fa_append cannot be used: then nothing is written."""
@@ -522,8 +547,17 @@ class _CachePositions:
             return None  # on the CPU the library looks at the numbers, and wrong ones are errors
         if not self.writes() or self.batch == 0:
             return None
-        if not _can_append(xp, k, v, k_cache, v_cache, ("float8_e4m3fn",)):
+        if not _can_append(xp, k, v, k_cache, v_cache, ("float8_e4m3fn", "int8")):
             return None
+        scales = [None if x is None else self.scale_of_blocks(x) for x in descales]
+        if any(x is not None and scale is None for x, scale in zip(descales, scales)):
+            scales = None, None
+            k, v = (
+                self.divide(xp, q, new, cache, x)
+                for new, cache, x in zip((k, v), (k_cache, v_cache), descales)
+            )
+            if k.dtype != v.dtype:
+                return None
         options = {
             "lengths": self.lengths,
             "cache_index": self.batch_idx,
@@ -541,6 +575,9 @@ class _CachePositions:
             options.update(rotary, queries=q, queries_out=out)
         if self.after is not None:
             options["lengths_after"] = self.after
+        for name, scale in zip(("k_scale", "v_scale"), scales):
+            if scale is not None:
+                options[name] = scale
         if xp is np:
             _core.append(k, v, k_cache, v_cache, "bshd", **options)
         elif not _functional._torch().append(k, v, k_cache, v_cache, options):
@@ -611,10 +648,8 @@ class _CachePositions:
         packed = []
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             flat = cache.reshape(1, batch * capacity, *cache.shape[2:])
-            same = (
-                np.shares_memory(flat, cache) if xp is np else flat.data_ptr() == cache.data_ptr()
-            )
-            if not same and batch * capacity > 0:
+            item, row = _strides(cache)[:2]
+            if batch > 1 and capacity > 1 and item != capacity * row:
                 raise UnsupportedError(
                     f"{name} has gaps between its batch items: cache_leftpad needs them side by "
                     "side"
@@ -796,7 +831,8 @@ def flash_attn_with_kvcache(
         k_cache, v_cache: (cache batch, capacity, heads_kv, dim), or with block_table (pages, page
             size, heads_kv, dim); pages of any size.
         k, v: (batch, n_new, heads_kv, dim), or with cu_seqlens_k_new (total_new, heads_kv, dim):
-            written after the cache's cache_seqlens keys.
+            written after the cache's cache_seqlens keys. In an 8-bit cache they are divided by
+            k_descale and v_descale, unless they have its type.
         rotary_cos, rotary_sin: (length, rotary dim / 2), rotary dim up to dim. Row i of k has the
             position cache_seqlens + i. So has row i of q if causal or with a window; else all rows
             of q have the position cache_seqlens. Positions count from the start of the cache's row,
@@ -904,6 +940,7 @@ def flash_attn_with_kvcache(
         q, k = _rotate_both(xp, q, k, rotary, cached)
     apart = q, keys
     if qv is not None:
+        check_joined_scales(options, traced)
         q, keys = join_qv(q, qv, keys, values)
     if k is not None:
         arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras
@@ -917,10 +954,18 @@ def flash_attn_with_kvcache(
                     "written to them"
                 )
             q, k, v = _apart(xp, (q, k, v), (k_cache, v_cache))
-        turned = cached.append_at_once(xp, q, k, v, k_cache, v_cache, rotary) if at_once else None
+        # As they came: a scale that was expanded over the batch shows that it is the same for all.
+        descales = [
+            extras[name] if name in options else None for name in ("k_descale", "v_descale")
+        ]
+        turned = None
+        if at_once:
+            turned = cached.append_at_once(xp, q, k, v, k_cache, v_cache, rotary, descales)
         if turned is not None:
             q = turned
         else:
+            k = cached.divide(xp, q, k, k_cache, descales[0])
+            v = cached.divide(xp, q, v, v_cache, descales[1])
             if rotary and at_once:
                 q, k = _rotate_both(xp, q, k, rotary, cached)
             cached.append(xp, q, ((k_cache, k), (v_cache, v)))

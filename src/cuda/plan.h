@@ -77,6 +77,9 @@ typedef struct fa_cuda_backward_sm90_launch {
         int32_t units, room, blocks,
             summed; /* as in fa_backward_sm90_left; units 0: none is left */
     } left;
+    /* Of variants that clear sums ahead, as in fa_backward_sm90_params; groups 0: prepare clears all. */
+    size_t cleared_offset;
+    int32_t groups, groups_ahead, group_blocks, group_tiles, sum_tiles;
     /* Of a joined variant, as in fa_backward_sm90_params; units 0: of another one. */
     size_t counters_offset;
     int32_t units, units_together, unit_heads, slices, head_slices;
@@ -94,6 +97,8 @@ typedef struct fa_cuda_backward_sm80_launch {
     size_t semaphores_offset;
     int64_t heads_together;
     bool low_parts;
+    int splits, keys, head_dim; /* as in fa_backward_sm80_params */
+    size_t key_sums_offset;
 } fa_cuda_backward_sm80_launch;
 
 /* How dbias, the gradient of the bias, is computed: by a separate kernel, or by that of the other gradients. The latter stores

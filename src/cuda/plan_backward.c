@@ -33,6 +33,19 @@ static void set_dbias(const fa_problem *p, const fa_cuda_plan_launch *l, fa_back
     if (l->dbias == FA_CUDA_DBIAS_SUMMED) params->dbias_sums = view_sums(p, l->dbias_sums_offset);
 }
 
+int fa_cuda_count_splits(const fa_problem *p, int64_t tasks, int64_t room)
+{
+    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
+    const int64_t rounds = (tasks + room - 1) / room;
+    const bool full = tasks * 10 >= rounds * room * 9;
+    const int64_t wanted = p->causal ? 6 * room : full ? tasks : 4 * room;
+    if (tasks == 0 || p->batch_invariant) return 1;
+    int64_t splits = 1;
+    for (int64_t i = 2; i <= group / 2 && tasks * splits < wanted; i++)
+        if (group % i == 0) splits = i;
+    return (int)splits;
+}
+
 void fa_cuda_set_backward_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                  fa_backward_params *params)
 {

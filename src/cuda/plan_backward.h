@@ -20,6 +20,14 @@ typedef struct fa_cuda_planning {
     size_t size;
 } fa_cuda_planning;
 
+/* How many blocks, or clusters, share the `tasks` tiles of keys, each with some of the query heads that share a key/value head.
+ * room: how many run at once.
+ * Under a causal mask the first keys are seen by twice as many queries as the average, which six
+ * blocks for each multiprocessor even out. Without a mask it matters how full the last round of
+ * blocks is. The sums that blocks leave take at most the memory that 16-bit gradients for each
+ * query head would. */
+int fa_cuda_count_splits(const fa_problem *problem, int64_t tasks, int64_t room);
+
 /* Who makes dbias where the kernel of the other gradients can, and the workspace has room for its sums. */
 fa_cuda_dbias fa_cuda_choose_dbias(const fa_problem *problem);
 

@@ -32,6 +32,10 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
     params->low_parts = x->low_parts;
+    params->splits = x->splits;
+    params->keys = x->keys;
+    params->head_dim = x->head_dim;
+    params->key_sums = x->splits > 1 ? (float *)(void *)(workspace + x->key_sums_offset) : NULL;
 }
 
 static bool queue_sm80(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
@@ -128,6 +132,14 @@ static int count_fitting(const fa_cuda_device *device, int smem)
     return device->smem_per_sm / (smem + FA_CUDA_STATIC_SMEM + 1024); /* the driver's own */
 }
 
+/* Blocks that the device runs at once. */
+static int64_t count_running(const fa_cuda_device *device, const fa_variant *v, int smem)
+{
+    const int fitting = count_fitting(device, smem);
+    const int resident = fitting < 1 ? 1 : fitting < v->blocks ? fitting : v->blocks;
+    return (int64_t)device->multiprocessors * resident;
+}
+
 /* Whether a multiprocessor has room for so many blocks. */
 static bool has_room(const fa_cuda_device *device, const fa_variant *v, int blocks)
 {
@@ -189,18 +201,16 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), smem,
                                               queue_sm80, x->device, x->plan, x->why, x->size);
     if (!l) return NULL;
-    const int fitting = count_fitting(x->device, smem);
-    const int resident = fitting < 1 ? 1 : fitting < v->blocks ? fitting : v->blocks;
-    const int64_t most = (int64_t)x->device->multiprocessors * resident;
+    const int64_t most = count_running(x->device, v, smem);
     fa_cuda_set_query_tasks(x->problem, FA_BACKWARD_SM80_TILE, l);
     if (l->grid > most) l->grid = (uint32_t)most;
     return l;
 }
 
-/* Sums, unless they are in dq; rows; factors; float16 parts and their powers; and semaphores if sums have one order. The order also
- * makes an item's sums independent of the batch. */
+/* Sums, unless they are in dq; rows; factors; float16 parts and their powers; semaphores if sums have one order, which also
+ * makes an item's sums independent of the batch; sums of splits. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
-                           const fa_cuda_plan_launch *main, int with)
+                           const fa_cuda_plan_launch *main, int with, int splits)
 {
     const fa_problem *p = x->problem;
     const fa_variant *v = &fa_variants[main->variant];
@@ -226,6 +236,15 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     if (own.ordered)
         x->plan->workspace_bytes +=
             tiles * FA_BACKWARD_SM80_SEMAPHORES(v->element, v->head_dim) * sizeof(int32_t);
+    own.splits = splits;
+    own.keys = v->keys;
+    own.head_dim = v->head_dim;
+    own.key_sums_offset = (x->plan->workspace_bytes + 255) / 256 * 256;
+    if (splits > 1)
+        x->plan->workspace_bytes =
+            own.key_sums_offset +
+            (size_t)main->tasks * FA_BACKWARD_SM80_KEY_SUMS((size_t)v->keys, (size_t)v->head_dim) *
+                sizeof(float);
     for (int i = 0; i < x->plan->count; i++) {
         x->plan->launches[i].backward_sm80 = own;
         x->plan->launches[i].workspace_bytes = x->plan->workspace_bytes;
@@ -239,6 +258,20 @@ static const char *arithmetic_of(const fa_variant *v)
     case FA_ELEMENT_BFLOAT16: return "bfloat16 products (mma.sync), float32 sums";
     default: return "float16 products (mma.sync), float32 sums";
     }
+}
+
+/* The launch that adds up what splits of `main` leave. */
+static bool add_finish_keys(const fa_cuda_planning *x, const fa_cuda_plan_launch *main, int splits)
+{
+    const fa_variant *v = &fa_variants[FA_VARIANT_backward_sm80_finish_keys];
+    if (splits == 1) return true;
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_BACKWARD_SM80_PASS_THREADS, 0, queue_sm80,
+                                              x->device, x->plan, x->why, x->size);
+    if (!l) return false;
+    fa_cuda_set_tasks(l, main->tiles, main->tasks / splits);
+    l->tile_k = main->tile_k;
+    l->idle = l->idle || (!x->problem->dk.data && !x->problem->dv.data);
+    return true;
 }
 
 static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
@@ -257,7 +290,11 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    plan_workspace(x, prepare, main, with);
+    const int splits =
+        fa_cuda_count_splits(p, main->tasks, count_running(x->device, v, count_smem(v)));
+    if (splits > 1) fa_cuda_set_tasks(main, main->tiles, main->tasks * splits);
+    if (!add_finish_keys(x, main, splits)) return false;
+    plan_workspace(x, prepare, main, with, splits);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE, NULL);
 }

@@ -89,6 +89,14 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->slices = x->slices;
     params->head_slices = x->head_slices;
     set_left(p, x, &params->left);
+    const bool ahead = x->groups > 0 && p->dq.data;
+    params->cleared = ahead ? (int32_t *)(void *)(workspace + x->cleared_offset) : NULL;
+    params->groups = x->groups;
+    params->groups_ahead = x->groups_ahead;
+    params->group_blocks = x->group_blocks;
+    params->group_tiles = x->group_tiles;
+    params->sum_tiles = x->sum_tiles;
+    params->prepared_tiles = ahead ? x->groups_ahead * x->group_tiles : INT32_MAX;
     params->heads_ascending = x->heads_ascending;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
@@ -285,35 +293,36 @@ static void map_scores(const fa_problem *p, const fa_variant *v, fa_cuda_dbias d
         has_tile ? map_dbias(p, dbias, &own->maps[5]) : FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
 }
 
+/* Whether later keys are seen by fewer queries. */
+static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
+
 /* How many blocks, or clusters of them, the device runs at once. */
 static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
 {
     return (device->multiprocessors + count_blocks(v) - 1) / count_blocks(v);
 }
 
-/* How many blocks, or clusters, share the keys of a key/value head. room: how many run at once.
- * Under a causal mask the first keys are seen by twice as many queries as the average, which six
- * blocks for each multiprocessor even out. Without a mask it matters how full the last round of
- * blocks is. The sums that blocks leave take at most the memory that 16-bit gradients for each
- * query head would. */
-static int count_splits(const fa_problem *p, int64_t tasks, int64_t room)
+/* Whether blocks may leave their dS where heads share dbias: 0, to measure float32 sums beside it. */
+enum { LEFT_BY_HEADS = 1 };
+
+/* How many units behind a unit its dS is added up: there is room for `room` units of so many blocks, of which so many run at
+ * once; 0: there is too little. The distance is two fifths of the blocks that run at once: those of a unit in front have then left
+ * their dS although all began at the same time. Where later keys are seen by fewer queries, their blocks overtake those in front,
+ * unless a whole round lies between them; if that does not fit, the next unit is best. A block finds room if the blocks between it and
+ * those that add up the unit in its place are more than run at once: a fifth more, if a distance of more than one unit is to be
+ * had. (By a simulation of blocks that take 2 to 6% more or less than others: docs/kernels/backward_sm90.md.) */
+static int64_t find_distance(int64_t room, int64_t blocks, int64_t at_once, bool overtaken)
 {
-    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
-    const int64_t rounds = (tasks + room - 1) / room;
-    const bool full = tasks * 10 >= rounds * room * 9;
-    const int64_t wanted = p->causal ? 6 * room : full ? tasks : 4 * room;
-    if (tasks == 0 || p->batch_invariant) return 1;
-    int64_t splits = 1;
-    for (int64_t i = 2; i <= group / 2 && tasks * splits < wanted; i++)
-        if (group % i == 0) splits = i;
-    return (int)splits;
+    const int64_t behind = fa_cuda_count_tiles(6 * at_once / 5, blocks), fit = room - 1 - behind;
+    const int64_t wanted =
+        overtaken ? fa_cuda_count_tiles(at_once, blocks) : at_once * 2 / 5 / blocks;
+    const int64_t distance = wanted <= fit ? wanted : overtaken ? 1 : fit;
+    if ((room - 2) * blocks < at_once) return 0;
+    return distance < 1 ? 1 : distance;
 }
 
 /* Blocks that leave their dS, if dbias is to be summed and has the type of q, all sequences are equally long, and the memory of
- * sums in float32 has room for enough of them. A block waits until the unit in whose place it leaves dS has been added up. One
- * block does that, and takes longer the more blocks the unit has. So there is room for the blocks that run at once, and for an
- * eighth of them more for each block of a unit. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and
- * units of 4, 4.27 ms, with sums 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) */
+ * sums in float32 has room for enough of them. */
 static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                       fa_cuda_backward_sm90_launch *own)
 {
@@ -324,19 +333,20 @@ static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_de
     if (!has_bias_tile(v) || p->dbias.dtype != p->q.dtype || fa_cuda_has_own_lengths(p) ||
         tasks == 0 || q_tiles == 0)
         return false;
-    const int64_t splits = count_splits(p, tasks, room),
+    const int64_t splits = fa_cuda_count_splits(p, tasks, room),
                   heads = p->heads_q / (p->heads_kv * splits);
     const int64_t blocks = (by_heads ? p->heads_kv * splits : 1) * (by_items ? p->batch : 1);
     const int64_t units = tasks * splits / blocks;
     const int64_t bytes = blocks * heads * q_tiles * FA_BACKWARD_SM90_QUERIES *
                           FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
     const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) - (int64_t)left_counter_bytes(units);
-    const int64_t fit = memory > 0 ? memory / bytes : 0, last = (room + blocks - 1) / blocks;
-    if (units > INT32_MAX / 2 || fit < 2 || fit * blocks * 8 < room * (8 + blocks)) return false;
+    const int64_t fit = memory > 0 ? memory / bytes : 0,
+                  distance = find_distance(fit, blocks, room, shrinks(p));
+    if (units > INT32_MAX / 2 || distance == 0 || (by_heads && !LEFT_BY_HEADS)) return false;
     own->left.units = (int32_t)units;
     own->left.blocks = (int32_t)blocks;
     own->left.room = (int32_t)(fit < units ? fit : units);
-    own->left.summed = (int32_t)(last < own->left.room ? units - last : units - own->left.room);
+    own->left.summed = (int32_t)(distance < units ? units - distance : 0);
     return true;
 }
 
@@ -384,9 +394,6 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
     const int64_t groups = (heads + most / 2) / most;
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
-
-/* Whether later keys are seen by fewer queries. */
-static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
 /* Heads that make so many blocks, or clusters, as percent of those that run at once. */
 static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda_device *device,
@@ -462,6 +469,36 @@ static void plan_counter(const fa_variant *v, const fa_cuda_plan_launch *prepare
     plan->workspace_bytes = own->counter_offset + 16;
 }
 
+/* Whether blocks of a variant clear sums of dQ for later ones (CLEARS_AHEAD in kernels/backward_sm90/config.cuh). */
+static bool clears_ahead(const fa_variant *v)
+{
+    return !v->ordered && !v->options && !v->joined && !is_wide(v);
+}
+
+/* Groups of heads whose blocks clear sums of dQ for later groups: a round of blocks and a half ahead, for those that come last in
+ * a group clear when the next group begins. */
+static void plan_clear_ahead(const fa_variant *v, const fa_cuda_plan_launch *prepare,
+                             const fa_cuda_plan_launch *main, const fa_cuda_device *device,
+                             fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
+{
+    const int64_t most = INT32_MAX / 2;
+    own->groups = own->groups_ahead = own->group_blocks = own->group_tiles = 0;
+    own->cleared_offset = 0;
+    own->sum_tiles = (int32_t)(prepare->tasks < most ? prepare->tasks : most);
+    if (!clears_ahead(v) || own->ordered || prepare->idle || main->tasks == 0) return;
+    const int64_t heads = own->heads_together, group_blocks = heads * main->tiles;
+    const int64_t all = main->tasks / main->tiles, groups = (all + heads - 1) / heads;
+    const int64_t blocks = count_takers(v, device) * 3 / 2;
+    const int64_t ahead = (blocks + group_blocks - 1) / group_blocks;
+    if (groups <= ahead || prepare->tasks > most || main->tasks > most) return;
+    own->groups = (int32_t)groups;
+    own->groups_ahead = (int32_t)ahead;
+    own->group_blocks = (int32_t)group_blocks;
+    own->group_tiles = (int32_t)(prepare->tasks / all * heads);
+    own->cleared_offset = (plan->workspace_bytes + 15) / 16 * 16;
+    plan->workspace_bytes = own->cleared_offset + (size_t)groups * sizeof(int32_t);
+}
+
 /* Where launches are joined: blocks of all three kinds, and the counters by which they wait for each
  * other, which a launch in front clears. */
 static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
@@ -501,7 +538,7 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
                         fa_cuda_backward_sm90_launch *own)
 {
     const int64_t tasks = main->tasks;
-    own->splits = count_splits(p, tasks, count_takers(v, device));
+    own->splits = fa_cuda_count_splits(p, tasks, count_takers(v, device));
     own->keys = find_keys(v);
     own->head_dim = find_columns(v);
     own->value_dim = find_value_columns(v);
@@ -582,6 +619,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     plan_splits(p, v, device, main, plan, &own);
     plan_order(p, prepare, main, device, plan, &own);
     plan_counter(v, prepare, plan, &own);
+    plan_clear_ahead(v, prepare, main, device, plan, &own);
     main->cluster = (uint32_t)count_blocks(v);
     main->grid = fa_cuda_grid(v->persistent && main->tasks > device->multiprocessors
                                   ? device->multiprocessors

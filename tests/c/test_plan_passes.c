@@ -721,6 +721,57 @@ static void test_dbias(void)
     CHECK(strcmp(dbias_launches(&p), "a") == 0, "over keys: %s", dbias_launches(&p));
 }
 
+/* Blocks leave their dS of a 16-bit dbias that is shared, if the memory of its sums has room for the blocks that run at once, for the
+ * units between a unit and those that add it up, and for one more. */
+static void test_left_ds(void)
+{
+    static const struct {
+        int64_t items, heads, n;
+        bool by_items, by_heads, causal;
+        int units, blocks, room, summed; /* units 0: sums are added to */
+    } cases[] = {{4, 16, 4096, false, true, false, 128, 16, 15, 125},
+                 {4, 16, 4096, false, true, true, 128, 16, 15, 127},
+                 {8, 16, 4096, false, true, true, 256, 16, 31, 247},
+                 {4, 16, 4096, true, false, false, 512, 4, 255, 499},
+                 {4, 16, 4096, true, false, true, 512, 4, 255, 479},
+                 {4, 16, 4096, true, true, false, 0, 0, 0, 0},
+                 {1, 16, 4096, false, true, false, 0, 0, 0, 0},
+                 {2, 16, 16384, true, true, false, 128, 32, 7, 127},
+                 {4, 16, 16384, true, true, false, 0, 0, 0, 0},
+                 {2, 2, 1024, true, false, false, 0, 0, 0, 0},
+                 {8, 2, 8192, false, true, false, 512, 2, 511, 486}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].items, cases[i].heads, cases[i].n);
+        p.causal = cases[i].causal;
+        const size_t bytes = workspace_of(&p);
+        p.bias = p.dbias = somewhere;
+        p.dbias.dtype = FA_FLOAT16;
+        p.dbias_shape[0] = cases[i].by_items ? 1 : cases[i].items;
+        p.dbias_shape[1] = cases[i].by_heads ? 1 : cases[i].heads;
+        p.dbias_shape[2] = p.dbias_shape[3] = cases[i].n;
+        p.workspace_size = SIZE_MAX;
+        const fa_cuda_plan s = plan_by(&fa_cuda_backward_sm90, &p, &devices[H200]);
+        const fa_cuda_plan_launch *l = FIND(&s, backward_sm90),
+                                  *sums = FIND(&s, backward_dbias_sm90);
+        const int64_t unit = cases[i].blocks * cases[i].n * 128 * 2;
+        if (!l) CHECK(false, "problem %zu is not planned", i);
+        else {
+            CHECK(l->backward_sm90.left.units == cases[i].units &&
+                      l->backward_sm90.left.blocks == cases[i].blocks &&
+                      l->backward_sm90.left.room == cases[i].room &&
+                      l->backward_sm90.left.summed == cases[i].summed,
+                  "problem %zu: %d units of %d, room for %d, %d added up by blocks", i,
+                  (int)l->backward_sm90.left.units, (int)l->backward_sm90.left.blocks,
+                  (int)l->backward_sm90.left.room, (int)l->backward_sm90.left.summed);
+            const int64_t grid = sums ? sums->grid : 0, last = cases[i].units - cases[i].summed;
+            CHECK(grid == last * cases[i].n / 64, "problem %zu: a grid of %lld", i,
+                  (long long)grid);
+            CHECK(s.workspace_bytes >= bytes + (size_t)(cases[i].room * unit),
+                  "problem %zu: %zu bytes", i, s.workspace_bytes);
+        }
+    }
+}
+
 /* Blocks share key tiles where these are too few for the device. */
 static void test_splits(void)
 {
@@ -749,6 +800,41 @@ static void test_splits(void)
                   keys->backward_sm90.key_sums_offset + (size_t)(tasks_of(l) * 128 * 256 * 4) <=
                       plan.workspace_bytes,
               "case %zu: room", i);
+    }
+}
+
+/* The same of backward_sm80, on the same card: head dim 128 has a block on each multiprocessor. */
+static void test_sm80_splits(void)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, n;
+        bool causal, invariant;
+        int splits;
+    } cases[] = {{4, 32, 1, 4096, true, false, 8},   {4, 32, 1, 4096, false, false, 1},
+                 {1, 32, 1, 4096, false, false, 16}, {1, 32, 1, 4096, true, true, 1},
+                 {1, 12, 2, 512, true, false, 3},    {1, 2, 1, 512, true, false, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.causal = cases[i].causal;
+        p.batch_invariant = cases[i].invariant;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_backward_sm80, &p, &devices[H200]);
+        const fa_cuda_plan_launch *l = FIND(&plan, backward_sm80),
+                                  *keys = FIND(&plan, backward_finish_keys_sm80);
+        const int splits = l ? l->backward_sm80.splits : 0;
+        const int64_t tasks = p.batch * p.heads_kv * ((p.n_k + 127) / 128);
+        CHECK(splits == cases[i].splits && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
+              splits);
+        CHECK(splits > 1 ? tasks_of(keys) == tasks : !keys, "case %zu: finish_keys", i);
+        CHECK(!keys ||
+                  keys->backward_sm80.key_sums_offset + (size_t)(tasks_of(l) * 128 * 256 * 4) <=
+                      plan.workspace_bytes,
+              "case %zu: room", i);
+        if (!keys) continue;
+        p.dk.data = p.dv.data = NULL;
+        const fa_cuda_plan alone = plan_by(&fa_cuda_backward_sm80, &p, &devices[H200]);
+        const fa_cuda_plan_launch *idle = FIND(&alone, backward_finish_keys_sm80);
+        CHECK(idle && idle->idle, "case %zu: keys for nobody", i);
     }
 }
 
@@ -967,6 +1053,38 @@ static void test_overlaps(void)
         CHECK(!plan.launches[i].overlaps, "launch %d overlaps on an A100", i);
 }
 
+/* Blocks clear sums of dQ for groups of heads a round of blocks ahead; prepare, those of the first groups. */
+static void test_clear_ahead(void)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, n;
+        bool causal, ordered;
+        int groups, ahead, blocks, tiles;
+    } cases[] = {{16, 16, 16, 1024, true, false, 16, 2, 136, 272}, /* 17 heads, a round */
+                 {4, 16, 16, 4096, true, false, 8, 1, 256, 512},
+                 {4, 16, 16, 4096, false, false, 64, 7, 32, 64},
+                 {4, 32, 8, 4096, false, false, 32, 7, 32, 256},
+                 {1, 32, 1, 4096, false, false, 16, 7, 32, 128}, /* 16 splits */
+                 {1, 4, 4, 1024, true, false, 0, 0, 0, 0},       /* one group */
+                 {16, 16, 16, 1024, true, true, 0, 0, 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].ordered;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_backward_sm90, &p, &devices[H200]);
+        const fa_cuda_backward_sm90_launch *x = find_sm90(&plan);
+        CHECK(x->groups == cases[i].groups && x->groups_ahead == cases[i].ahead &&
+                  x->group_blocks == cases[i].blocks && x->group_tiles == cases[i].tiles,
+              "case %zu: %d groups of %d blocks and %d tiles, %d ahead", i, x->groups,
+              x->group_blocks, x->group_tiles, x->groups_ahead);
+        CHECK(x->groups == 0 ||
+                  x->cleared_offset + (size_t)x->groups * sizeof(int32_t) <= plan.workspace_bytes,
+              "case %zu: room", i);
+        CHECK(x->sum_tiles == cases[i].batch * cases[i].heads_q * cases[i].n / 64, "case %zu", i);
+    }
+}
+
 /* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT asks: semaphores, and blocks of several heads that
  * take turns. */
 static void test_order(void)
@@ -976,10 +1094,11 @@ static void test_order(void)
     fa_cuda_plan plan = plan_apart(&p);
     CHECK(!find_sm90(&plan)->ordered && find_sm90(&plan)->heads_together == 1, "any order");
     p.deterministic = true;
-    CHECK(workspace_of(&p) == any_order + 4 * 16 * (4096 / 64) * 2 * sizeof(int32_t), "%zu bytes",
-          workspace_of(&p) - any_order);
+    const size_t groups = 4 * 16 * sizeof(int32_t); /* counters of groups that are cleared ahead */
+    CHECK(workspace_of(&p) + groups == any_order + 4 * 16 * (4096 / 64) * 2 * sizeof(int32_t),
+          "%zu bytes", workspace_of(&p) - any_order);
     plan = plan_apart(&p);
-    CHECK(find_sm90(&plan)->ordered && find_sm90(&plan)->semaphores_offset == any_order,
+    CHECK(find_sm90(&plan)->ordered && find_sm90(&plan)->semaphores_offset + groups == any_order,
           "semaphores at %zu", find_sm90(&plan)->semaphores_offset);
 
     static const struct {
@@ -1054,13 +1173,13 @@ static void test_persistent(void)
     fa_cuda_plan plan;
     char why[320] = "";
     fa_problem p = make_half_backward(2, 16, 1000);
-    const size_t plain = workspace_of(&p);
+    const size_t plain = workspace_of(&p), groups = 2 * 16 * sizeof(int32_t);
     CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why), "%s", why);
     const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90_persistent);
     CHECK(l && l->grid == (uint32_t)device->multiprocessors && l->tasks == 2 * 16 * 8, "%u blocks",
           l ? l->grid : 0);
     CHECK(l && l->backward_sm90.counter_offset % 16 == 0 &&
-              l->backward_sm90.counter_offset >= plain - 16 &&
+              l->backward_sm90.counter_offset + groups >= plain - 16 &&
               l->backward_sm90.counter_offset + 4 <= plan.workspace_bytes,
           "a counter at %zu of %zu bytes", l ? l->backward_sm90.counter_offset : 0,
           plan.workspace_bytes);
@@ -1195,7 +1314,10 @@ int main(void)
     test_sm80_launches();
     test_sm90();
     test_dbias();
+    test_left_ds();
+    test_clear_ahead();
     test_splits();
+    test_sm80_splits();
     test_wanted();
     test_combine();
     test_wide();

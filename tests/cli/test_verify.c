@@ -6,9 +6,10 @@
 
 #include "harness.h"
 
-static const char *const classes[] = {
-    "empty",      "unused",  "lengths", "strides", "tails",  "masks",     "split",  "grid",
-    "invariance", "dropout", "wide",    "bias",    "chunks", "quantized", "latent", "peaked"};
+static const char *const classes[] = {"empty",  "unused", "lengths", "strides",    "tails",
+                                      "masks",  "split",  "grid",    "invariance", "dropout",
+                                      "wide",   "bias",   "chunks",  "quantized",  "latent",
+                                      "peaked", "paged"};
 
 /* Without FA_ALL_TESTS there are fewer problems. */
 static bool leaves_out(void)

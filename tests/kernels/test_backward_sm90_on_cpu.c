@@ -13,7 +13,8 @@
  * share the work tiles, or wait for each other.
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias", "left" (the same on a
- * device with one multiprocessor), "unseen" (the same with keys that no query sees), "persistent" or "joined" for such problems;
+ * device with one multiprocessor), "unseen" (the same with keys that no query sees), "persistent" or "joined" for such problems,
+ * "cleared" for those with sums that blocks clear for later ones;
  * then the runs of each variant are printed.
  */
 #include <math.h>
@@ -45,9 +46,10 @@ static const int64_t with_options[] = {
 static const int64_t with_dbias[] = {62,  66,  103, 130, 162, 165, 167, 171, 275,
                                      306, 435, 449, 463, 500, 542, 543, 554, 1363};
 
-/* The same where blocks leave dS, on a device with one multiprocessor. */
-static const int64_t with_left_ds[] = {262,  2368, 2436, 3330,  4688,  5334,  5344,  6725,  8551,
-                                       8738, 9170, 9556, 11858, 12307, 17104, 18242, 18848, 18950};
+/* The same where blocks leave dS, on a device with one multiprocessor: shared by heads, then by items. */
+static const int64_t with_left_ds[] = {262,   2368,  2436,  3330,  5344,  8738, 9142,  9556,
+                                       17104, 18242, 18848, 18950, 4306,  9170, 11682, 12224,
+                                       14006, 17760, 27664, 41505, 51539, 81632};
 
 /* The same where no query sees the later keys of each item: their blocks leave nothing. */
 static const int64_t with_unseen_keys[] = {17987};
@@ -60,6 +62,8 @@ enum {
     FULL = 97,
     FIRST_FULL_PROBLEM = 720,
     FULL_PROBLEMS = 30,
+    FIRST_CLEARED_PROBLEM = 9000,
+    CLEARED_PROBLEMS = 200,
     FIRST_PERSISTENT_PROBLEM = 3500,
     PERSISTENT_PROBLEMS = 400,
     FIRST_JOINED_PROBLEM = 6200,
@@ -118,6 +122,7 @@ static fa_cuda_device device;
 static int64_t blind_queries; /* that were NaN */
 static int rounded_otherwise; /* problems whose second run left other bits in dq */
 static int ordered;           /* problems whose sums of dq have one order */
+static int cleared_ahead;     /* launches whose blocks clear sums for later ones */
 
 /* One run of a problem. */
 typedef struct machine {
@@ -140,11 +145,17 @@ static bool waits_for_room(const fa_cuda_plan_launch *l)
     return is_main(l) && l->backward_sm90.left.room < l->backward_sm90.left.units;
 }
 
+/* Whether they wait for those that clear sums. Persistent ones take work tiles in the order of their numbers. */
+static bool waits_for_zeros(const fa_cuda_plan_launch *l)
+{
+    return is_main(l) && l->backward_sm90.groups > 0 && !fa_variants[l->variant].persistent;
+}
+
 /* All orders and delays; a slow warp, often one of the three that load or store. */
 static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const bool in_order = m->ordered || v->joined || waits_for_room(l);
+    const bool in_order = m->ordered || v->joined || waits_for_room(l) || waits_for_zeros(l);
     const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
     const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
     const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
@@ -156,7 +167,8 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     if (!m->otherwise) return;
     if (in_order || v->persistent)
         run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
-    run->first_block_slow = (v->joined || waits_for_room(l)) && bits >> 44 & 1;
+    run->first_block_slow =
+        (v->joined || waits_for_room(l) || waits_for_zeros(l)) && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
@@ -177,6 +189,12 @@ static bool is_main(const fa_cuda_plan_launch *l)
     return !is_shared(l) && l->threads == FA_BACKWARD_SM90_THREADS;
 }
 
+/* The one that adds up the last units. */
+static bool is_left_sum(const fa_cuda_plan_launch *l)
+{
+    return l->variant >= FA_FIRST_backward_dbias_sm90 && l->variant < FA_END_backward_dbias_sm90;
+}
+
 static void launch(const machine *m, const fa_cuda_plan_launch *l, const parameters *params)
 {
     char name[200];
@@ -194,6 +212,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .units = &hopper_units};
     if (!run.kernel) abort();
     vary(&run, m, l);
+    if (is_main(l) && l->backward_sm90.groups > 0) cleared_ahead++;
     snprintf(name, sizeof name,
              "number %lld: %s, %s, %s copies, %s products, lanes %x of warp %u slow",
              (long long)m->number, fa_variants[l->variant].name,
@@ -339,12 +358,19 @@ static void *keep_queries(const ref_buffers *buffers, char *kept)
     return kept;
 }
 
-/* Room for one unit, the least that the kernel can do with: then the blocks of each unit wait for those of the unit before. */
-static void leave_little_room(fa_cuda_plan *plan)
+/* Units are added up by blocks that are one or two units behind, and there is room for one unit more, the least that the kernel can
+ * do with: then the blocks of each unit wait for all of those of the unit before. */
+static void leave_little_room(fa_cuda_plan *plan, int32_t wanted)
 {
-    for (int i = 0; i < plan->count; i++)
-        if (plan->launches[i].backward_sm90.left.units > 0)
-            plan->launches[i].backward_sm90.left.room = 1;
+    for (int i = 0; i < plan->count; i++) {
+        fa_cuda_plan_launch *l = &plan->launches[i];
+        const int32_t units = l->backward_sm90.left.units, before = l->backward_sm90.left.summed;
+        if (units == 0) return;
+        const int32_t distance = wanted < units ? wanted : units;
+        l->backward_sm90.left.summed = units - distance;
+        l->backward_sm90.left.room = distance + 1 < units ? distance + 1 : units;
+        if (is_left_sum(l)) l->grid = l->grid / (uint32_t)(units - before) * (uint32_t)distance;
+    }
 }
 
 static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
@@ -362,7 +388,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
-    if (alone && m->otherwise) leave_little_room(&plan); /* summed is one less than units */
+    if (alone && m->otherwise) leave_little_room(&plan, 1 + (int32_t)(m->number / 32 % 2));
     m->leaves_ds = false;
     for (int i = 0; i < plan.count; i++)
         m->leaves_ds |= is_main(&plan.launches[i]) && plan.launches[i].backward_sm90.left.units > 0;
@@ -374,7 +400,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
-/* What else counts as an option: who makes dbias, and whether TMA loads the bias. */
+/* What else counts as an option: who makes dbias, whether TMA loads the bias, and whether items or heads share what blocks leave. */
 static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
 {
     uint64_t other = 0;
@@ -385,6 +411,9 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         other |= 1u << (above + l->backward_sm90.dbias_mapped);
         other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
         other |= (uint64_t)waits_for_room(l) << (above + 6);
+        if (l->backward_sm90.left.units == 0) continue;
+        other |= (uint64_t)(p->dbias_shape[0] < p->batch) << 16;
+        other |= (uint64_t)(p->dbias_shape[1] < p->heads_q) << 17;
     }
     return p->bias.data ? other : 0;
 }
@@ -403,6 +432,9 @@ static bool wants(void *context, const random_call *call)
         make_plan(call, &call->gradients, &options, few ? few : &fa_cuda_backward_sm90, &p, &plan,
                   message, sizeof message);
     if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    bool clears = false;
+    for (int i = 0; i < plan.count; i++) clears |= waits_for_zeros(&plan.launches[i]);
+    if (few == &fa_cuda_backward_sm90 && !clears) return false;
     return (!few || plan.family == few) && sample_takes(&p, &plan, other_options(&p, &plan));
 }
 
@@ -437,7 +469,7 @@ static bool run_problem(machine *m)
         .wants = wants,
         .context = m};
     device = devices[H200];
-    if (alone) device.multiprocessors = 1;
+    if (alone || few == &fa_cuda_backward_sm90) device.multiprocessors = 1;
     else if (m->number / 16 % 2) device.multiprocessors = few && m->number % 2 ? 1 : 3;
     random_problem_run((uint64_t)m->number, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
@@ -478,6 +510,8 @@ static int run_listed(void)
     least_dim = WIDE;
     run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
     least_dim = 0;
+    few = &fa_cuda_backward_sm90; /* only with blocks that clear sums for later ones */
+    run_problems(FIRST_CLEARED_PROBLEM, FIRST_CLEARED_PROBLEM + CLEARED_PROBLEMS);
     few = &fa_cuda_backward_sm90_persistent;
     run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
     few = &fa_cuda_backward_sm90_joined;
@@ -498,6 +532,7 @@ int main(int argc, char **argv)
     about_bias = argc > 4 && (argv[4][0] == 'b' || alone);
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
+          : argv[4][0] == 'c'     ? &fa_cuda_backward_sm90
                                   : &fa_cuda_backward_sm90_persistent;
     if (searching) run_listed();
     sample_found();
@@ -516,12 +551,13 @@ int main(int argc, char **argv)
     }
     CHECK(rooms_waited_for || argc > 1, "no block waited for room");
     CHECK(blind_queries || argc > 1, "all queries saw keys");
+    CHECK(cleared_ahead || argc > 1, "no block cleared sums for later ones");
     CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
     if (argc > 2) {
-        printf("%5d problems, %d with another rounding of dq, %d with one order of its sums, %lld "
-               "queries that saw "
-               "nothing\n",
-               done, rounded_otherwise, ordered, (long long)blind_queries);
+        printf(
+            "%5d problems, %d with another rounding of dq, %d with one order of its sums, %d with "
+            "sums cleared ahead, %lld queries that saw nothing\n",
+            done, rounded_otherwise, ordered, cleared_ahead, (long long)blind_queries);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }

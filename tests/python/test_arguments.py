@@ -352,3 +352,26 @@ def test_slopes_of_no_items():
     for q in (empty, empty.clone().requires_grad_()):
         assert flashattn.attention(q, empty, empty, alibi_slopes=slopes).shape == (0, 4, 4, 8)
     assert flashattn.flash_attn_func(empty, empty, empty, alibi_slopes=slopes).shape == (0, 4, 4, 8)
+
+
+@needs_torch
+def test_lengths_and_pages_of_no_items():
+    """PyTorch gives a tensor without elements no memory. NumPy does."""
+    lengths, table = torch.zeros(0, dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
+    q, cache = torch.randn(0, 1, 4, 8), torch.randn(5, 2, 2, 8)
+    paged = {"block_table": table, "seqlens_k": lengths}
+    for call in (flashattn.attention, flashattn.decode):
+        assert call(q, cache, cache, **paged).shape == q.shape
+    q = q.requires_grad_()
+    assert (
+        torch.autograd.grad(flashattn.attention(q, cache, cache, **paged).sum(), q)[0].numel() == 0
+    )
+    paged = {"block_table": table, "cache_seqlens": lengths}
+    new = torch.randn(0, 1, 2, 8)
+    for keys in ((), (new, new)):
+        out = flashattn.flash_attn_with_kvcache(q.detach(), cache, cache.clone(), *keys, **paged)
+        assert out.shape == q.shape
+    out = flashattn.flash_attn_varlen_func(
+        q[:, 0], cache, cache, [0], None, 0, 0, block_table=table, seqused_k=lengths
+    )
+    assert out.shape == (0, 4, 8)

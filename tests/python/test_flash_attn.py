@@ -475,6 +475,87 @@ def test_new_keys_are_written_by_one_call(rng, monkeypatch, library, rotary, pac
         assert np.allclose(x, y, atol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("cache", ["rows", "batch_idx", "paged", "paged, one scale"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("one_call", [False, True])
+def test_new_keys_in_a_cache_of_8_bits(rng, monkeypatch, dtype, cache, packed, one_call):
+    """They are divided by the scales that attention multiplies them by."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
+    from flashattn import _kvcache
+
+    if not one_call:
+        monkeypatch.setattr(_kvcache, "_can_append", lambda *arguments: False)
+    kind, largest = getattr(torch, dtype), 448 if dtype == "float8_e4m3fn" else 127
+    caches = [torch.zeros(2 if cache == "rows" else 6, 4, 2, 8).to(kind) for _ in range(2)]
+    q, k, v = draw(rng, (2, 3, 4, 8), *[(2, 3, 2, 8)] * 2)
+    angles = rng.random((9, 3), np.float32)
+    k[0, 0, 0, 7], v[1, 0, 1, 0] = 1e4, -1e4  # more than fits, in a column that is not rotated
+    scales = [rng.uniform(0.02, 0.2, (2, 2)).astype(np.float32) for _ in range(2)]
+    if cache == "paged, one scale":
+        scales = [np.broadcast_to(x[:1], (2, 2)) for x in scales]
+    given = {"cache_seqlens": torch.tensor([0, 0]), "causal": True}
+    if cache == "batch_idx":
+        given["cache_batch_idx"] = torch.tensor([4, 1])
+    elif cache != "rows":
+        given["block_table"] = torch.tensor([[4, 2], [1, 3]])
+    if packed:
+        given["cu_seqlens_q"] = given["cu_seqlens_k_new"] = torch.tensor([0, 3, 6])
+    rows = [torch.tensor(x.reshape(6, *x.shape[2:]) if packed else x) for x in (q, k, v)]
+    given["k_descale"], given["v_descale"] = descales = [torch.tensor(x) for x in scales]
+    if cache == "paged, one scale":
+        given["k_descale"], given["v_descale"] = (x[:1].expand(2, 2) for x in descales)
+    tables = {
+        "rotary_cos": torch.tensor(np.cos(angles)),
+        "rotary_sin": torch.tensor(np.sin(angles)),
+    }
+    out = flashattn.flash_attn_with_kvcache(
+        rows[0], *caches, *rows[1:], rotary_interleaved=False, **tables, **given
+    )
+
+    q, k = (
+        np.stack([rotate(item, np.cos(angles), np.sin(angles), range(3), False) for item in x])
+        for x in (q, k)
+    )
+    items = [0, 1] if cache == "rows" else [4, 1]
+    held = []
+    for got, new, scale in zip(caches, (k, v), scales):
+        number = np.clip(new / scale[:, None, :, None], -largest, largest)
+        numbers = got[items, :3].float().numpy()
+        rounding = np.maximum(np.abs(number) / 16, 2**-10) if largest == 448 else 0.5
+        assert (np.abs(numbers - number) <= 1.001 * rounding).all()
+        assert np.abs(numbers).max() == largest and not got[items, 3:].float().any()
+        held.append(numbers * scale[:, None, :, None])
+    expected = np.stack(
+        [
+            reference.attention(q[b : b + 1], *(x[b : b + 1] for x in held), causal=True)[0][0]
+            for b in range(2)
+        ]
+    )
+    close(out.reshape(expected.shape).numpy(), expected)
+
+
+def test_qv_with_two_scales_is_refused(rng):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
+    q, qv, cache, new = (
+        torch.tensor(x) for x in draw(rng, *[(1, 1, 2, 8)] * 2, *[(1, 9, 1, 8)] * 2)
+    )
+    keys, values = (cache.to(torch.float8_e4m3fn) for _ in range(2))
+    half, whole = torch.full((1, 1), 0.5), torch.ones(1, 1)
+    call = flashattn.flash_attn_with_kvcache
+    given = {"cache_seqlens": 5, "qv": qv, "k_descale": half}
+    before = keys.float()
+    for other in (None, whole):
+        with pytest.raises(flashattn.UnsupportedError, match="v_descale .*: expected equal ones"):
+            call(q, keys, values, new[:, :1], new[:, :1], v_descale=other, **given)
+        with pytest.raises(flashattn.UnsupportedError, match="v_descale .*: expected equal ones"):
+            flashattn.flash_attn_func(q, keys, values, qv=qv, k_descale=half, v_descale=other)
+    assert torch.equal(keys.float(), before)
+    out = call(q, keys, values, v_descale=half.clone(), **given)
+    plain = [0.5 * x.float() for x in (keys, values)]
+    assert torch.allclose(out, call(q, *plain, cache_seqlens=5, qv=qv), atol=1e-5)
+
+
 @pytest.mark.parametrize("cache", ["rows", "batch_idx", "leftpad", "paged"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rotary", [False, True])
@@ -559,6 +640,12 @@ def test_kvcache_compiles_in_one_piece(rng):
         expected = flashattn.flash_attn_with_kvcache(q, *mine, k, v, cache_seqlens=lengths)
         assert torch.equal(call(q, *others, k, v, cache_seqlens=lengths), expected)
         assert all(map(torch.equal, mine, others))
+    padded = {
+        "cache_seqlens": torch.tensor([3, 8]).int(),
+        "cache_leftpad": torch.tensor([1, 2]).int(),
+    }
+    expected = flashattn.flash_attn_with_kvcache(q, *caches, **padded)
+    assert torch.equal(call(q, *caches, **padded), expected)
 
 
 FLASH3 = [  # (arguments behind v as FlashAttention 3 orders them, the argument that tells)
