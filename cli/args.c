@@ -51,7 +51,7 @@ static void print_help(const cli_command *c)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* One integer at *text, behind which the cursor is left; only a digit or a minus may begin it. */
+/* One integer at *text, which must start with a digit or a minus. The cursor is left after it. */
 static bool scan_integer(const char **text, int64_t min, int64_t max, int64_t *value)
 {
     const char *s = *text;
@@ -208,7 +208,7 @@ static int find_option(const cli_command *c, const char *text, size_t length)
     return -1;
 }
 
-/* The option's argument: behind '=', or the next word. NULL after a message. */
+/* The option's argument: after '=', or the next word. NULL after a message. */
 static const char *take_value(const cli_option *o, const char *equals, int argc, char **argv,
                               int *i)
 {

@@ -46,12 +46,12 @@ typedef struct cli_option {
 typedef struct cli_command {
     const char *name;
     const char *usage; /* what follows the name in the usage line                                 */
-    const char *about; /* paragraphs in front of the options                                      */
+    const char *about; /* paragraphs before the options                                           */
     const cli_option *options;
     int num_options;
     const char **operand;     /* where the one operand goes; NULL: the command takes none         */
     const char *operand_name; /* what messages call it                                            */
-    const char *notes;        /* paragraphs behind the options; may be NULL                       */
+    const char *notes;        /* paragraphs after the options; may be NULL                        */
 } cli_command;
 
 enum { CLI_CONTINUE = -1 };

@@ -45,7 +45,7 @@ static bool find_gpu(int ordinal, fa_cuda_device *device)
     return fa_cuda_get_device(ordinal, device, &(fa_cuda_fault){0});
 }
 
-/* So that dry runs are about a GPU that is there. */
+/* Makes dry runs use an existing GPU. */
 static void use_gpu(void)
 {
     if (fa_cuda_device_count() > 0) (void)fa_cuda_use_device(0, &(fa_cuda_fault){0});

@@ -17,7 +17,7 @@ typedef struct rungs_chosen {
     const ladder_rung *rungs[RUNGS_MAX];
 } rungs_chosen;
 
-/* Takes the names behind argv[0] away, up to the first option; none: all rungs. False after a message
+/* Removes the names after argv[0], up to the first option; none: all rungs. False after a message
  * on stderr. */
 bool rungs_choose(int *argc, char **argv, rungs_chosen *chosen);
 

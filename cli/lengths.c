@@ -79,7 +79,7 @@ static bool check_lengths(const integers *x, const int32_t *cumulative, int64_t 
     return true;
 }
 
-/* The pages that the sequences reach; entries behind are not read. */
+/* The pages that the sequences use; later entries are not read. */
 static bool check_pages(const integers *table, const int32_t *seqlens, const fa_tensor *k)
 {
     const int64_t page = k->shape[1], pages = k->shape[0], entries = table->shape[1];

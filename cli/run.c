@@ -242,7 +242,7 @@ static bool check_all_streams(const arguments *a)
            check_output_stream(a, OUTPUTS, results, CLI_COUNT(OUTPUTS));
 }
 
-/* Whether a result goes to standard output, in place of the report. */
+/* Whether a result goes to standard output, instead of the report. */
 static bool writes_to_stdout(const arguments *a)
 {
     const char *paths[CLI_COUNT(OUTPUTS)];

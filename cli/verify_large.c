@@ -314,7 +314,7 @@ static bool check_sample(const large *p, const sample *x, char *wrong, size_t si
     return true;
 }
 
-/* Whether bits of 1 alone, as everything began, are left in the n words at data. */
+/* Looks for two bytes that nothing has written: their bits are still all 1, the initial value. */
 static bool find_poison(const char *data, int64_t bytes, char *wrong, size_t size)
 {
     const int64_t largest = (int64_t)1 << 26;

@@ -38,7 +38,7 @@
  *   - Alignment: data pointers must be aligned to the size of their elements.
  *   - Sizes and strides are 64-bit and count elements, never bytes. Tensors may hold more than 2^31
  *     elements.
- *   - Inputs that no query may see (padding behind a sequence's length, unused pages, masked keys)
+ *   - Inputs that no query may see (padding after a sequence's end, unused pages, masked keys)
  *     never reach a result, not even when they hold NaN.
  */
 #ifndef FLASHATTN_H

@@ -15,7 +15,7 @@ enum { FA_HOST_MEMORY = -1 };
 
 /* An allocation of device memory, if ordinal is a device's number. */
 typedef struct fa_allocation {
-    int ordinal; /* FA_HOST_MEMORY: there is none, or nobody has asked */
+    int ordinal; /* FA_HOST_MEMORY: there is none, or it is unknown */
     uintptr_t first;
     size_t bytes; /* 0: unknown */
 } fa_allocation;

@@ -977,7 +977,7 @@ static fa_status set_bias_and_mask(const fa_arguments *a, const score_axes *axes
 static fa_status set_dout(const fa_arguments *a, fa_problem *p)
 {
     const fa_tensor *dout = &a->gradients->dout;
-    if (!dout->data && is_empty(a->out)) return FA_OK; /* nobody reads it */
+    if (!dout->data && is_empty(a->out)) return FA_OK; /* it is not read */
     FA_REQUIRE(dout->data, "gradients.dout.data is NULL: expected the gradient of out");
     FA_TRY(check_tensor("gradients.dout", dout, ROLE_RESULT, false));
     FA_TRY(check_like("gradients.dout", dout, "out", a->out, 4));

@@ -98,7 +98,7 @@ enum { FA_SM90_WORK_TILES, FA_SM90_CAUSAL_PAIRS };
 typedef struct fa_sm90_params {
     fa_sm90_map q, k, v; /* boxes of 64 rows of q, of as many of k and v as are loaded at once */
     fa_sm90_steps q_step, k_step, v_step;
-    int32_t box_rows;  /* rows of v's boxes; paged: of k's, too, a divisor of the page's rows */
+    int32_t box_rows;  /* rows of v's boxes; paged: also of k's, a divisor of the page's rows */
     int32_t task_kind; /* FA_SM90_WORK_TILES ... */
     int64_t tasks;     /* of the static or dynamic schedule */
     fa_sm90_map bias;  /* with the axes (key, query, head, batch), boxes of 64 x 64 */

@@ -49,7 +49,7 @@ struct team {
     _Alignas(LINE) atomic_ullong order; /* runs << 16 | workers that take part, or QUIT */
     _Alignas(LINE) atomic_int running;  /* of those, how many have not finished */
     atomic_bool caller_asleep;
-    _Alignas(LINE) atomic_llong next; /* the first index that nobody has taken */
+    _Alignas(LINE) atomic_llong next; /* the first index that is not taken */
     /* Written between runs. */
     _Alignas(LINE) int64_t total;
     int64_t chunk;

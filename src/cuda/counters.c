@@ -12,9 +12,9 @@ typedef struct shared_counter {
     unsigned long long stream;  /* the id of the stream that has it now */
     unsigned long long context; /* the number of the event's context; no event: not set */
     unsigned long long used;    /* the clock when it was taken last; 0: never */
-    void *event;                /* behind the latest launch */
+    void *event;                /* after the latest launch */
     int launching;              /* calls between take and release */
-    bool lost;                  /* a launch has no event behind it, so nobody knows when it ends */
+    bool lost;                  /* a launch has no event after it, so its end is unknown */
 } shared_counter;
 
 static const fa_cuda_counter none = {-1, NULL};
@@ -32,7 +32,7 @@ static struct {
  * held. */
 static pthread_mutex_t captured_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-    int32_t count; /* numbers behind those of streams; 0: not known yet */
+    int32_t count; /* numbers after those of streams; 0: not known yet */
     int32_t given; /* have been given out for the first time */
     /* Returned ones wait in a ring of `count` entries, the oldest at `first`. */
     int32_t first, num_back;

@@ -78,7 +78,7 @@ void fa_cuda_set_params(const fa_problem *p, const fa_cuda_plan_launch *launch,
     params->block_table_stride = p->block_table_stride;
     params->q_descale = p->q_descale;
     params->k_descale = p->k_descale;
-    /* Looked at for rows of no sequence, too; an empty batch has none. */
+    /* Also read for rows of no sequence; an empty batch has none. */
     params->v_descale = p->batch ? p->v_descale : NULL;
     params->fewest_queries = launch->fewest_queries;
     params->tiles = launch->tiles;

@@ -7,7 +7,7 @@
 #include "../../kernels/common/params.h"
 #include "cuda/plan.h"
 
-/* A tensor's view with rows of so many columns; 0 where nobody reads rows. */
+/* A tensor's view with rows of this many columns; 0 if rows are not read. */
 fa_kernel_view fa_cuda_view(const fa_view *view, int64_t columns);
 
 /* Whether its rows are made of groups of 8 elements that the device can move at once. Without data: if

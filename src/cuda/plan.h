@@ -36,7 +36,7 @@ typedef bool fa_cuda_queue_function(void *kernel, const fa_cuda_plan *plan,
                                     const fa_cuda_plan_launch *launch, const fa_cuda_call *call,
                                     fa_cuda_fault *fault);
 
-/* Of forward_sm90 and forward_sm90_wide. */
+/* The data of launches of forward_sm90 and forward_sm90_wide. */
 typedef struct fa_cuda_sm90_launch {
     fa_tensor_map_shape maps[4]; /* of q, k, v and bias */
     bool bias_mapped;            /* the last one is set: TMA loads the bias */
@@ -51,7 +51,7 @@ typedef struct fa_cuda_sm80_launch {
 /* Of decode_sm80: as in fa_decode_params. */
 typedef struct fa_cuda_decode_launch {
     int32_t heads, queries, chunks, parts, least, most_queries;
-    int32_t blocks; /* persistent ones, at most; 0: each has a part and ends */
+    int32_t blocks; /* the most persistent blocks; 0: each has a part and ends */
     int32_t stages; /* of decode_sm90, that a block, or a group of a persistent one, uses */
 } fa_cuda_decode_launch;
 
@@ -121,9 +121,9 @@ struct fa_cuda_plan_launch {
     int64_t fewest_queries; /* as in fa_attention_params */
     int64_t tiles;          /* of a batch item, or of all rows if packed */
     int64_t tasks;          /* tiles times heads times batch items */
-    bool overlaps; /* it may start while the launch in front runs; its kernel waits for that, or
-                    * ends behind it */
-    bool idle;     /* there are no tasks, or nobody wants the results: it is not queued */
+    bool overlaps; /* it may start while the previous launch runs; its kernel waits for that one, or
+                    * ends after it */
+    bool idle;     /* there are no tasks, or the results are not needed: it is not queued */
     size_t workspace_offset, workspace_bytes; /* the range of the call's workspace that it uses */
     fa_cuda_queue_function *queue;
     fa_cuda_dbias dbias;

@@ -35,7 +35,7 @@ int64_t fa_cuda_count_decode_rows(const fa_problem *problem);
 /* Whether keys have 8 bits. */
 bool fa_cuda_has_8bit_cache(const fa_problem *problem);
 
-/* Bytes of dynamic shared memory of a variant of decode_sm90 with so many stages. */
+/* Bytes of dynamic shared memory of a variant of decode_sm90 with this many stages. */
 int fa_cuda_decode_sm90_smem(const fa_variant *variant, int stages);
 
 /* The variant of decode_sm90 for a problem that fa_cuda_refuse_decode() does not refuse. */

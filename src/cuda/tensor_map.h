@@ -32,7 +32,7 @@ enum { FA_TENSOR_MAP_AXES = 5 };
  *               documentation neither allows nor forbids 0; fa_tensor_map_fits refuses it. For a
  *               broadcast axis the caller gives extent 1 and always uses index 0.
  *   box[i]      1 to 256; box[0] elements are a multiple of 16 bytes, at most 128 because of the swizzle
- * A box may be longer than its extent, and start in front of index 0.
+ * A box may be longer than its extent, and start before index 0.
  */
 typedef struct fa_tensor_map_shape {
     void *base;
