@@ -427,7 +427,7 @@ VARIANT_16BIT(backward_sm90_general64, .file = "backward_sm90/backward_sm90", .k
               .head_dim = 64, .options = FA_SM90_ALL, .stages = 2)
 /* Two stages, for a tile of the bias. */
 VARIANT_16BIT(backward_sm90_d128_bias, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 128, .options = FA_SM90_BY_ROWS, .stages = 2, .static_smem = 768)
+              .head_dim = 128, .options = FA_SM90_BY_ROWS, .stages = 2, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_general128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_ALL, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_d192_128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,

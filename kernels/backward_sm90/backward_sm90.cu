@@ -79,12 +79,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     const bool loads =
         threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
-#if BIAS_TILE
-    /* Of the consumers, who have nothing to do yet. */
-    if (leaves_ds(&pipe) && threadIdx.x == WARPGROUP) init_left_barriers(&shared);
-#endif
 #if JOINED
-    /* The same. */
+    /* Of the consumers, who have nothing to do yet. */
     if (threadIdx.x == WARPGROUP) wait_until_prepared(&p.a, &s, number);
 #endif
 #endif
@@ -102,9 +98,6 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         if (warp == WARP_LOAD) {
             if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s);
             else if (loads) wait_for_keys(&pipe);
-#if BIAS_TILE
-            if (leaves_ds(&pipe) && threadIdx.x == 0) load_slice(&pipe, &s);
-#endif
         } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0) {
 #if BIAS_TILE
             if (leaves_ds(&pipe)) wait_for_room(&s);
@@ -128,14 +121,9 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
-#if BIAS_TILE
-        /* Of the second consumer, who begins later. */
-        if (leaves_ds(&pipe) && threadIdx.x == 2 * WARPGROUP) describe_slice(&pipe, &p, &s);
-        __syncwarp();
-#endif
         consume(&pipe, &p, __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP - 1, 0));
 #if BIAS_TILE
-        if (leaves_ds(&pipe)) add_slice(&pipe, &p, &s);
+        if (leaves_ds(&pipe)) add_left(&pipe, &p, &s);
 #endif
     }
 }

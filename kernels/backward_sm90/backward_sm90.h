@@ -90,11 +90,10 @@ enum {
  * dbias are added up. */
 typedef struct fa_backward_sm90_left {
     char *ds;          /* of `room` units: of each block, head and query tile a tile of dS */
-    int32_t *counters; /* two of each unit: store warps that have left all of theirs; blocks that
-                          have added up their slices */
+    int32_t *counters; /* two of each unit: store warps that have left all of theirs; whether all is
+                          added up */
     int32_t units, room, blocks;
-    int32_t summed; /* units that blocks of later units add up, units - summed behind; the others:
-                       dbias.cu */
+    int32_t summed; /* units that the last of their blocks add up; the others: dbias.cu */
 } fa_backward_sm90_left;
 
 /* The second parameter of all of them. */

@@ -12,8 +12,7 @@
  *   work_full, _empty     WORKS descriptions of work      scheduler warp         all other roles
  *   k_empty, v_empty      the next keys, values           both consumers         load warp
  *   bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
- *   left                  all buffers, when all have left them; then in the same place:
- *   shares_full, _empty   SHARE_STAGES times shares of dS bulk copies            both consumers
+ *   left                  all of dS, in the workspace     store warps            -
  *
  * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored
  * before a turn is read behind it. Where there are two, consumer 0 stores dS while consumer 1 may
@@ -30,27 +29,6 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
-#if BIAS_TILE
-
-/* What a unit has left. */
-typedef struct left_unit {
-    const char *ds;          /* the first share of its first tile */
-    int64_t step, shares;    /* bytes from a share to the next one; of each element */
-    int64_t item, head, key; /* of dbias: the first ones */
-    int heads;               /* of dbias */
-    int from, to;            /* query tiles that see some of the keys */
-} left_unit;
-
-/* Shares of dS that are added up when a block has done its work, in the buffers that it needs no longer. */
-enum {
-    ADDERS = CONSUMERS * WARPGROUP, /* threads that add */
-    PIECE_BYTES = 16 * ADDERS,      /* eight elements for each of them */
-    SHARES_AT_ONCE = 4,             /* pieces of a stage */
-    SHARE_STAGES = 8
-};
-
-#endif
-
 typedef struct shared_state {
     uint64_t k_loaded, v_loaded, k_full, v_full, cleared;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
@@ -62,10 +40,8 @@ typedef struct shared_state {
 #endif
 #if BIAS_TILE
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
-    uint64_t left; /* where warps wait until all are done with the buffers (dbias_sums.cuh) */
-    uint64_t shares_full[SHARE_STAGES], shares_empty[SHARE_STAGES];
-    char *left_at;   /* where the block leaves its dS */
-    left_unit added; /* of which the block adds up a slice */
+    uint64_t left;  /* where consumers wait until the store warps have left all of dS */
+    bool adds_left; /* this block is the last of its unit (dbias_sums.cuh) */
 #endif
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
@@ -84,9 +60,6 @@ enum {
     BIAS_AT = DQ_AT + DQ_BUFFERS * CONSUMERS * DQ_PART,
     ROWS_AT = BIAS_AT + BIAS_BYTES
 };
-#if BIAS_TILE
-static_assert(SHARE_STAGES * SHARES_AT_ONCE * PIECE_BYTES <= ROWS_AT, "room for them");
-#endif
 
 typedef struct pipeline {
     char *buffers; /* where the keys begin: a multiple of 1024 */
@@ -171,6 +144,10 @@ FA_DEVICE void init_barriers(shared_state *state)
     for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
 #endif
     state->num_cleared = 0;
+#if BIAS_TILE
+    state->adds_left = false;
+    ptx_mbarrier_init(&state->left, STORE_WARPS);
+#endif
     ptx_mbarrier_init(&state->k_loaded, 1);
     ptx_mbarrier_init(&state->v_loaded, 1);
     ptx_mbarrier_init(&state->k_full, 1);

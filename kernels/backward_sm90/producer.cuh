@@ -254,9 +254,6 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
     if (warp == 1 && !any) describe_nothing(&own, w);
     if (warp == 2 && any) describe_rows(p, &own, w);
     if (warp == 3 && any) describe_masks(p, &own, w);
-#if BIAS_TILE
-    if (warp == 2 && leaves_ds(pipe)) pipe->state->left_at = find_left(s, &own);
-#endif
     return any;
 }
 
@@ -459,7 +456,7 @@ FA_DEVICE void store_dbias(const pipeline *pipe, const fa_backward_sm90_params *
     const char *ds = pipe->buffers + DS_AT + ds_buffer(at->count) * DS_BYTES + consumer * Q_BLOCK;
     if (at->count >= w->tiles) return;
     if (leaves_ds(pipe)) {
-        ptx_bulk_store(left_tile(pipe, s, at->head, at->tile) + consumer * Q_BLOCK, ds, Q_BLOCK);
+        ptx_bulk_store(left_tile(s, w, at->head, at->tile) + consumer * Q_BLOCK, ds, Q_BLOCK);
         return;
     }
     if (pipe->dbias_mapped != FA_BACKWARD_SM90_DBIAS_STORED) return;

@@ -293,36 +293,17 @@ static void map_scores(const fa_problem *p, const fa_variant *v, fa_cuda_dbias d
         has_tile ? map_dbias(p, dbias, &own->maps[5]) : FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
 }
 
-/* Whether later keys are seen by fewer queries. */
-static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
-
 /* How many blocks, or clusters of them, the device runs at once. */
 static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
 {
     return (device->multiprocessors + count_blocks(v) - 1) / count_blocks(v);
 }
 
-/* Whether blocks may leave their dS where heads share dbias: 0, to measure float32 sums beside it. */
-enum { LEFT_BY_HEADS = 1 };
-
-/* How many units behind a unit its dS is added up: there is room for `room` units of so many blocks, of which so many run at
- * once; 0: there is too little. The distance is two fifths of the blocks that run at once: those of a unit in front have then left
- * their dS although all began at the same time. Where later keys are seen by fewer queries, their blocks overtake those in front,
- * unless a whole round lies between them; if that does not fit, the next unit is best. A block finds room if the blocks between it and
- * those that add up the unit in its place are more than run at once: a fifth more, if a distance of more than one unit is to be
- * had. (By a simulation of blocks that take 2 to 6% more or less than others: docs/kernels/backward_sm90.md.) */
-static int64_t find_distance(int64_t room, int64_t blocks, int64_t at_once, bool overtaken)
-{
-    const int64_t behind = fa_cuda_count_tiles(6 * at_once / 5, blocks), fit = room - 1 - behind;
-    const int64_t wanted =
-        overtaken ? fa_cuda_count_tiles(at_once, blocks) : at_once * 2 / 5 / blocks;
-    const int64_t distance = wanted <= fit ? wanted : overtaken ? 1 : fit;
-    if ((room - 2) * blocks < at_once) return 0;
-    return distance < 1 ? 1 : distance;
-}
-
 /* Blocks that leave their dS, if dbias is to be summed and has the type of q, all sequences are equally long, and the memory of
- * sums in float32 has room for enough of them. */
+ * sums in float32 has room for enough of them. A block waits until the unit in whose place it leaves dS has been added up. One
+ * block does that, and takes longer the more blocks the unit has. So there is room for the blocks that run at once, and for an
+ * eighth of them more for each block of a unit. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and
+ * units of 4, 4.27 ms, with sums 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) */
 static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                       fa_cuda_backward_sm90_launch *own)
 {
@@ -340,13 +321,12 @@ static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_de
     const int64_t bytes = blocks * heads * q_tiles * FA_BACKWARD_SM90_QUERIES *
                           FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
     const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) - (int64_t)left_counter_bytes(units);
-    const int64_t fit = memory > 0 ? memory / bytes : 0,
-                  distance = find_distance(fit, blocks, room, shrinks(p));
-    if (units > INT32_MAX / 2 || distance == 0 || (by_heads && !LEFT_BY_HEADS)) return false;
+    const int64_t fit = memory > 0 ? memory / bytes : 0, last = (room + blocks - 1) / blocks;
+    if (units > INT32_MAX / 2 || fit < 2 || fit * blocks * 8 < room * (8 + blocks)) return false;
     own->left.units = (int32_t)units;
     own->left.blocks = (int32_t)blocks;
     own->left.room = (int32_t)(fit < units ? fit : units);
-    own->left.summed = (int32_t)(distance < units ? units - distance : 0);
+    own->left.summed = (int32_t)(last < own->left.room ? units - last : units - own->left.room);
     return true;
 }
 
@@ -394,6 +374,9 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
     const int64_t groups = (heads + most / 2) / most;
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
+
+/* Whether later keys are seen by fewer queries. */
+static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
 /* Heads that make so many blocks, or clusters, as percent of those that run at once. */
 static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda_device *device,

@@ -721,57 +721,6 @@ static void test_dbias(void)
     CHECK(strcmp(dbias_launches(&p), "a") == 0, "over keys: %s", dbias_launches(&p));
 }
 
-/* Blocks leave their dS of a 16-bit dbias that is shared, if the memory of its sums has room for the blocks that run at once, for the
- * units between a unit and those that add it up, and for one more. */
-static void test_left_ds(void)
-{
-    static const struct {
-        int64_t items, heads, n;
-        bool by_items, by_heads, causal;
-        int units, blocks, room, summed; /* units 0: sums are added to */
-    } cases[] = {{4, 16, 4096, false, true, false, 128, 16, 15, 125},
-                 {4, 16, 4096, false, true, true, 128, 16, 15, 127},
-                 {8, 16, 4096, false, true, true, 256, 16, 31, 247},
-                 {4, 16, 4096, true, false, false, 512, 4, 255, 499},
-                 {4, 16, 4096, true, false, true, 512, 4, 255, 479},
-                 {4, 16, 4096, true, true, false, 0, 0, 0, 0},
-                 {1, 16, 4096, false, true, false, 0, 0, 0, 0},
-                 {2, 16, 16384, true, true, false, 128, 32, 7, 127},
-                 {4, 16, 16384, true, true, false, 0, 0, 0, 0},
-                 {2, 2, 1024, true, false, false, 0, 0, 0, 0},
-                 {8, 2, 8192, false, true, false, 512, 2, 511, 486}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_half_backward(cases[i].items, cases[i].heads, cases[i].n);
-        p.causal = cases[i].causal;
-        const size_t bytes = workspace_of(&p);
-        p.bias = p.dbias = somewhere;
-        p.dbias.dtype = FA_FLOAT16;
-        p.dbias_shape[0] = cases[i].by_items ? 1 : cases[i].items;
-        p.dbias_shape[1] = cases[i].by_heads ? 1 : cases[i].heads;
-        p.dbias_shape[2] = p.dbias_shape[3] = cases[i].n;
-        p.workspace_size = SIZE_MAX;
-        const fa_cuda_plan s = plan_by(&fa_cuda_backward_sm90, &p, &devices[H200]);
-        const fa_cuda_plan_launch *l = FIND(&s, backward_sm90),
-                                  *sums = FIND(&s, backward_dbias_sm90);
-        const int64_t unit = cases[i].blocks * cases[i].n * 128 * 2;
-        if (!l) CHECK(false, "problem %zu is not planned", i);
-        else {
-            CHECK(l->backward_sm90.left.units == cases[i].units &&
-                      l->backward_sm90.left.blocks == cases[i].blocks &&
-                      l->backward_sm90.left.room == cases[i].room &&
-                      l->backward_sm90.left.summed == cases[i].summed,
-                  "problem %zu: %d units of %d, room for %d, %d added up by blocks", i,
-                  (int)l->backward_sm90.left.units, (int)l->backward_sm90.left.blocks,
-                  (int)l->backward_sm90.left.room, (int)l->backward_sm90.left.summed);
-            const int64_t grid = sums ? sums->grid : 0, last = cases[i].units - cases[i].summed;
-            CHECK(grid == last * cases[i].n / 64, "problem %zu: a grid of %lld", i,
-                  (long long)grid);
-            CHECK(s.workspace_bytes >= bytes + (size_t)(cases[i].room * unit),
-                  "problem %zu: %zu bytes", i, s.workspace_bytes);
-        }
-    }
-}
-
 /* Blocks share key tiles where these are too few for the device. */
 static void test_splits(void)
 {
@@ -1314,7 +1263,6 @@ int main(void)
     test_sm80_launches();
     test_sm90();
     test_dbias();
-    test_left_ds();
     test_clear_ahead();
     test_splits();
     test_sm80_splits();

@@ -46,10 +46,9 @@ static const int64_t with_options[] = {
 static const int64_t with_dbias[] = {62,  66,  103, 130, 162, 165, 167, 171, 275,
                                      306, 435, 449, 463, 500, 542, 543, 554, 1363};
 
-/* The same where blocks leave dS, on a device with one multiprocessor: shared by heads, then by items. */
-static const int64_t with_left_ds[] = {262,   2368,  2436,  3330,  5344,  8738, 9142,  9556,
-                                       17104, 18242, 18848, 18950, 4306,  9170, 11682, 12224,
-                                       14006, 17760, 27664, 41505, 51539, 81632};
+/* The same where blocks leave dS, on a device with one multiprocessor. */
+static const int64_t with_left_ds[] = {262,  2368, 2436, 3330,  4688,  5334,  5344,  6725,  8551,
+                                       8738, 9170, 9556, 11858, 12307, 17104, 18242, 18848, 18950};
 
 /* The same where no query sees the later keys of each item: their blocks leave nothing. */
 static const int64_t with_unseen_keys[] = {17987};
@@ -187,12 +186,6 @@ static bool is_shared(const fa_cuda_plan_launch *l)
 static bool is_main(const fa_cuda_plan_launch *l)
 {
     return !is_shared(l) && l->threads == FA_BACKWARD_SM90_THREADS;
-}
-
-/* The one that adds up the last units. */
-static bool is_left_sum(const fa_cuda_plan_launch *l)
-{
-    return l->variant >= FA_FIRST_backward_dbias_sm90 && l->variant < FA_END_backward_dbias_sm90;
 }
 
 static void launch(const machine *m, const fa_cuda_plan_launch *l, const parameters *params)
@@ -358,19 +351,12 @@ static void *keep_queries(const ref_buffers *buffers, char *kept)
     return kept;
 }
 
-/* Units are added up by blocks that are one or two units behind, and there is room for one unit more, the least that the kernel can
- * do with: then the blocks of each unit wait for all of those of the unit before. */
-static void leave_little_room(fa_cuda_plan *plan, int32_t wanted)
+/* Room for one unit, the least that the kernel can do with: then the blocks of each unit wait for those of the unit before. */
+static void leave_little_room(fa_cuda_plan *plan)
 {
-    for (int i = 0; i < plan->count; i++) {
-        fa_cuda_plan_launch *l = &plan->launches[i];
-        const int32_t units = l->backward_sm90.left.units, before = l->backward_sm90.left.summed;
-        if (units == 0) return;
-        const int32_t distance = wanted < units ? wanted : units;
-        l->backward_sm90.left.summed = units - distance;
-        l->backward_sm90.left.room = distance + 1 < units ? distance + 1 : units;
-        if (is_left_sum(l)) l->grid = l->grid / (uint32_t)(units - before) * (uint32_t)distance;
-    }
+    for (int i = 0; i < plan->count; i++)
+        if (plan->launches[i].backward_sm90.left.units > 0)
+            plan->launches[i].backward_sm90.left.room = 1;
 }
 
 static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
@@ -388,7 +374,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
-    if (alone && m->otherwise) leave_little_room(&plan, 1 + (int32_t)(m->number / 32 % 2));
+    if (alone && m->otherwise) leave_little_room(&plan); /* summed is one less than units */
     m->leaves_ds = false;
     for (int i = 0; i < plan.count; i++)
         m->leaves_ds |= is_main(&plan.launches[i]) && plan.launches[i].backward_sm90.left.units > 0;
@@ -400,7 +386,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
-/* What else counts as an option: who makes dbias, whether TMA loads the bias, and whether items or heads share what blocks leave. */
+/* What else counts as an option: who makes dbias, and whether TMA loads the bias. */
 static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
 {
     uint64_t other = 0;
@@ -411,9 +397,6 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         other |= 1u << (above + l->backward_sm90.dbias_mapped);
         other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
         other |= (uint64_t)waits_for_room(l) << (above + 6);
-        if (l->backward_sm90.left.units == 0) continue;
-        other |= (uint64_t)(p->dbias_shape[0] < p->batch) << 16;
-        other |= (uint64_t)(p->dbias_shape[1] < p->heads_q) << 17;
     }
     return p->bias.data ? other : 0;
 }
