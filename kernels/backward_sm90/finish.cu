@@ -2,7 +2,6 @@
  * The last launch of backward_sm90: the sums of dQ, times the scale, become the caller's rows. Bound by memory.
  */
 #include "backward_sm90/backward_sm90.h"
-#include "backward_sm90/pass_order.cuh"
 #include "backward_sm90/whole_rows.cuh"
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
@@ -23,8 +22,8 @@ FA_KERNEL __launch_bounds__(THREADS)
                          const __grid_constant__ fa_backward_sm90_params s)
 {
     __shared__ fa_tile tile;
-    int64_t number;
-    const int64_t task = find_pass_task(&p.a, &s, blockIdx.x, &number);
+    const int64_t task = p.a.tasks - 1 - blockIdx.x, outer = fa_divide(task, s.q_tiles);
+    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (task - outer * s.q_tiles);
     const int thread = threadIdx.x % 128, group = threadIdx.x / 128;
     const float4 *sums = (const float4 *)s.sums + number * SUM_VECTORS + thread;
     float4 x[NUM_BLOCKS / GROUPS];

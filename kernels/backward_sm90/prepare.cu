@@ -1,12 +1,12 @@
 /*
  * The first launch of backward_sm90: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ; where they
- * are wanted, delta for later launches, and zeros in the counters of dS that is left. Bound by memory.
+ * are wanted, delta for later launches, and zeros in the counters of dS that is left. Bound by memory. The last heads come
+ * first: those that the next launch begins with are in the L2 cache then.
  */
 #include "backward_sm90/backward_sm90.h"
 
 #define QUERIES FA_BACKWARD_SM90_QUERIES
 
-#include "backward_sm90/pass_order.cuh"
 #include "backward_sm90/prepare_row.cuh"
 #include "backward_simt/row_product.cuh"
 #include "common/reduce.cuh"
@@ -85,8 +85,8 @@ FA_KERNEL __launch_bounds__(THREADS)
                           const __grid_constant__ fa_backward_sm90_params s)
 {
     __shared__ fa_tile tile;
-    int64_t number;
-    const int64_t task = find_pass_task(&p.a, &s, blockIdx.x, &number);
+    const int64_t task = p.a.tasks - 1 - blockIdx.x, outer = fa_divide(task, s.q_tiles);
+    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (task - outer * s.q_tiles);
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
     ptx_let_next_grid_start();
     if (s.next_work && blockIdx.x == 0 && threadIdx.x == 0) *s.next_work = 0;

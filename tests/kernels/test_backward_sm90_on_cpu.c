@@ -61,8 +61,8 @@ enum {
     FULL = 97,
     FIRST_FULL_PROBLEM = 720,
     FULL_PROBLEMS = 30,
-    FIRST_CLEARED_PROBLEM = 9000,
-    CLEARED_PROBLEMS = 200,
+    FIRST_CLEARED_PROBLEM = 9800,
+    CLEARED_PROBLEMS = 400,
     FIRST_PERSISTENT_PROBLEM = 3500,
     PERSISTENT_PROBLEMS = 400,
     FIRST_JOINED_PROBLEM = 6200,
@@ -374,7 +374,8 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
-    if (alone && m->otherwise) leave_little_room(&plan); /* summed is one less than units */
+    fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2); /* in all problems that can */
+    if (alone && m->otherwise) leave_little_room(&plan);         /* summed is one less than units */
     m->leaves_ds = false;
     for (int i = 0; i < plan.count; i++)
         m->leaves_ds |= is_main(&plan.launches[i]) && plan.launches[i].backward_sm90.left.units > 0;
@@ -415,9 +416,9 @@ static bool wants(void *context, const random_call *call)
         make_plan(call, &call->gradients, &options, few ? few : &fa_cuda_backward_sm90, &p, &plan,
                   message, sizeof message);
     if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
-    bool clears = false;
-    for (int i = 0; i < plan.count; i++) clears |= waits_for_zeros(&plan.launches[i]);
-    if (few == &fa_cuda_backward_sm90 && !clears) return false;
+    if (few == &fa_cuda_backward_sm90 &&
+        !fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2))
+        return false;
     return (!few || plan.family == few) && sample_takes(&p, &plan, other_options(&p, &plan));
 }
 
