@@ -50,7 +50,6 @@ typedef struct thread_state {
     fa_gradient dk, dv;
     uint32_t memory; /* the address of shared memory */
     float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
-    float ds_unit;   /* what dP is multiplied by in dS */
 } thread_state;
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
@@ -109,8 +108,8 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part,
 #if OPTIONS
 
 /* dP waits until the options, which take many registers, have been applied. */
-FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
-                             const tile_cursor *at, int chunk)
+FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm80_params *all,
+                             const block_work *w, thread_state *x, const tile_cursor *at, int chunk)
 {
     tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
@@ -122,15 +121,15 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     add_values(x, &part, &weights);
     find_scores(&dp, x->memory, &part, DP);
     drop_gradients(p, &o, &dp);
-    make_ds(&s, &dp, part.rows, x->ds_unit, true);
+    make_ds(&s, &dp, part.rows, ds_unit(all), true);
     pack(&ds, &dp);
     add_keys(x, &part, &weights, &ds);
 }
 
 #else
 
-FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
-                             const tile_cursor *at, int chunk)
+FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm80_params *all,
+                             const block_work *w, thread_state *x, const tile_cursor *at, int chunk)
 {
     tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
@@ -153,7 +152,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
         find_scores(&dp, x->memory, &part, DP);
     }
     /* right for all tiles; no register, again */
-    make_ds(&s, &dp, part.rows, x->ds_unit, LATE_DP || masked);
+    make_ds(&s, &dp, part.rows, ds_unit(all), LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
     if (!LATE_DP) add_values(x, &part, &weights);
@@ -187,9 +186,8 @@ FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
 FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                             const block_work *w, thread_state *x, const tile_cursor *at)
 {
-    (void)s;
 #pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; chunk++) consume_chunk(&p->a, w, x, at, chunk);
+    for (int chunk = 0; chunk < CHUNKS; chunk++) consume_chunk(&p->a, s, w, x, at, chunk);
     if (SPLIT > 1) add_others(x, at);
 }
 
@@ -315,7 +313,7 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 {
     share_slice(x->memory, at->count, p->a.d, p->a.d_v);
     __syncthreads();
-    if (has_scores()) consume_chunk(&p->a, w, x, at, 0);
+    if (has_scores()) consume_chunk(&p->a, s, w, x, at, 0);
     else __syncthreads(); /* as share_operands */
     __syncthreads();
     add_gradients(p, s, w, x, at);
@@ -407,7 +405,6 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     if (threadIdx.x == 0) describe_work(&p, &s, blockIdx.x, &work);
     __syncthreads();
     x.scale = inner_scale(&p.a);
-    x.ds_unit = WEIGHT_UNIT * ds_scale(&p.a, &s);
     if (work.tiles > 0) begin_block(&p, &s, x.memory, &work);
     clear_gradient(&x.dk);
     clear_gradient(&x.dv);

@@ -104,9 +104,10 @@ FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, const tile_part *part, 
         for (int i = 0; i < 4; i++) sum[i] = slice == 0 ? part[i] : sum[i] + part[i];
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        sum[i] *= kind == DP ? keys.value[i / 2] * queries.dout[i % 2]
-                             : keys.key[i / 2] * queries.query[i % 2];
+    for (int i = 0; i < 4; i++) {
+        sum[i] *= kind == DP ? keys.value[i / 2] : keys.key[i / 2];
+        sum[i] *= kind == DP ? queries.dout[i % 2] : queries.query[i % 2];
+    }
 }
 
 #endif

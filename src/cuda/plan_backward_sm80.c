@@ -32,6 +32,7 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
     params->low_parts = x->low_parts;
+    params->ds_unit = (x->in_place ? p->scale : 1.0f) * (1 << FA_BACKWARD_SM80_SCORE_BITS);
 }
 
 static bool queue_sm80(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
