@@ -286,6 +286,27 @@ FA_DEVICE void issue_next(const fa_backward_params *p, const fa_backward_sm80_pa
     issue_tile(p, s, memory, w, &next, what);
 }
 
+#if TAKES_TURNS
+
+/* Copies queries and dout of the next tile, by the warps that have no scores: they would wait for the
+ * others' weights. */
+FA_DEVICE void copy_next(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                         const block_work *w, uint32_t memory, const tile_cursor *at)
+{
+    enum { TOGETHER = (THREADS - 32 * SCORE_TILES) / PART_VECTORS };
+    static_assert(TOGETHER == 2 || TOGETHER == 4, "rows that are copied at once");
+    const int thread = ptx_thread_id() - 32 * SCORE_TILES;
+    tile_cursor next = *at;
+    if (at->count + 1 >= w->tiles || thread >= TOGETHER * PART_VECTORS) return;
+    advance(&next, w);
+    const char *parts = find_parts(s, w, &next);
+    issue_parts(parts, p->a.d, q_at(memory, 0), half_of(next.count), thread, TOGETHER);
+    issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v, dout_at(memory, 0),
+                half_of(next.count), thread, TOGETHER);
+}
+
+#endif
+
 /* All warps' weights and dS times dout, queries and keys. Columns that are not there are left out. */
 FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80_params *s,
                              const block_work *w, thread_state *x, const tile_cursor *at)
@@ -314,7 +335,12 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
     share_slice(x->memory, at->count, p->a.d, p->a.d_v);
     __syncthreads();
     if (has_scores()) consume_chunk(&p->a, s, w, x, at, 0);
-    else __syncthreads(); /* as share_operands */
+    else {
+#if TAKES_TURNS
+        copy_next(p, s, w, x->memory, at);
+#endif
+        __syncthreads(); /* as share_operands */
+    }
     __syncthreads();
     add_gradients(p, s, w, x, at);
 }
@@ -337,10 +363,10 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     }
     ptx_cp_async_wait_all();
     __syncthreads();
-    if ((STAGES == 2 || TAKES_TURNS) && at->count + 1 < w->tiles) {
+    if (STAGES == 2 && at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
-        issue_tile(p, s, memory, w, &next, STAGES == 2 ? ALL_OF_TILE : THE_QUERIES | THE_DOUT);
+        issue_tile(p, s, memory, w, &next, ALL_OF_TILE);
     }
 }
 
