@@ -51,7 +51,6 @@ typedef struct thread_state {
     fa_gradient dk, dv;
     uint32_t memory; /* the address of shared memory */
     float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
-    float ds_unit;   /* what dP is multiplied by in dS */
 } thread_state;
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
@@ -110,8 +109,8 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part,
 #if OPTIONS
 
 /* dP waits until the options, which take many registers, have been applied. */
-FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
-                             const tile_cursor *at, int chunk)
+FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm80_params *all,
+                             const block_work *w, thread_state *x, const tile_cursor *at, int chunk)
 {
     tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
@@ -123,19 +122,25 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     add_values(x, &part, &weights);
     find_scores(&dp, x->memory, &part, DP);
     drop_gradients(p, &o, &dp);
-    make_ds(&s, &dp, part.rows, x->ds_unit, true);
+    make_ds(&s, &dp, part.rows, ds_unit(all), true);
     pack(&ds, &dp);
     add_keys(x, &part, &weights, &ds);
 }
 
 #else
 
-FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
-                             const tile_cursor *at, int chunk)
+FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm80_params *all,
+                             const block_work *w, thread_state *x, const tile_cursor *at, int chunk)
 {
     tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
     bool masked = !HIGH_LOW && is_masked(w, first_key, at->tile);
+#if OWN_PARTS
+    if (SKIPS_HIDDEN && is_hidden(w, first_key, at->tile)) {
+        share_no_ds(&part);
+        return;
+    }
+#endif
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;
@@ -154,7 +159,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
         find_scores(&dp, x->memory, &part, DP);
     }
     /* right for all tiles; no register, again */
-    make_ds(&s, &dp, part.rows, x->ds_unit, LATE_DP || masked);
+    make_ds(&s, &dp, part.rows, ds_unit(all), LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
     if (!LATE_DP) add_values(x, &part, &weights);
@@ -188,9 +193,8 @@ FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
 FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                             const block_work *w, thread_state *x, const tile_cursor *at)
 {
-    (void)s;
 #pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; chunk++) consume_chunk(&p->a, w, x, at, chunk);
+    for (int chunk = 0; chunk < CHUNKS; chunk++) consume_chunk(&p->a, s, w, x, at, chunk);
     if (SPLIT > 1) add_others(x, at);
 }
 
@@ -289,6 +293,27 @@ FA_DEVICE void issue_next(const fa_backward_params *p, const fa_backward_sm80_pa
     issue_tile(p, s, memory, w, &next, what);
 }
 
+#if TAKES_TURNS
+
+/* Copies queries and dout of the next tile, by the warps that have no scores: they would wait for the
+ * others' weights. */
+FA_DEVICE void copy_next(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                         const block_work *w, uint32_t memory, const tile_cursor *at)
+{
+    enum { TOGETHER = (THREADS - 32 * SCORE_TILES) / PART_VECTORS };
+    static_assert(TOGETHER == 2 || TOGETHER == 4, "rows that are copied at once");
+    const int thread = ptx_thread_id() - 32 * SCORE_TILES;
+    tile_cursor next = *at;
+    if (at->count + 1 >= w->tiles || thread >= TOGETHER * PART_VECTORS) return;
+    advance(&next, w);
+    const char *parts = find_parts(s, w, &next);
+    issue_parts(parts, p->a.d, q_at(memory, 0), half_of(next.count), thread, TOGETHER);
+    issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v, dout_at(memory, 0),
+                half_of(next.count), thread, TOGETHER);
+}
+
+#endif
+
 /* All warps' weights and dS times dout, queries and keys. Columns that are not there are left out. */
 FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80_params *s,
                              const block_work *w, thread_state *x, const tile_cursor *at)
@@ -316,8 +341,13 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 {
     share_slice(x->memory, at->count, p->a.d, p->a.d_v);
     __syncthreads();
-    if (has_scores()) consume_chunk(&p->a, w, x, at, 0);
-    else __syncthreads(); /* as share_operands */
+    if (has_scores()) consume_chunk(&p->a, s, w, x, at, 0);
+    else {
+#if TAKES_TURNS
+        copy_next(p, s, w, x->memory, at);
+#endif
+        __syncthreads(); /* as share_operands */
+    }
     __syncthreads();
     add_gradients(p, s, w, x, at);
 }
@@ -340,10 +370,10 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     }
     ptx_cp_async_wait_all();
     __syncthreads();
-    if ((STAGES == 2 || TAKES_TURNS) && at->count + 1 < w->tiles) {
+    if (STAGES == 2 && at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
-        issue_tile(p, s, memory, w, &next, STAGES == 2 ? ALL_OF_TILE : THE_QUERIES | THE_DOUT);
+        issue_tile(p, s, memory, w, &next, ALL_OF_TILE);
     }
 }
 
@@ -408,7 +438,6 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     if (threadIdx.x == 0) describe_work(&p, &s, blockIdx.x, &work);
     __syncthreads();
     x.scale = inner_scale(&p.a);
-    x.ds_unit = WEIGHT_UNIT * ds_scale(&p.a, &s);
     if (work.tiles > 0) begin_block(&p, &s, x.memory, &work);
     clear_gradient(&x.dk);
     clear_gradient(&x.dv);

@@ -50,6 +50,9 @@
  * and become less exact below 2^-14. */
 #define FA_BACKWARD_SM80_WEIGHT_BITS(element) ((element) == FA_ELEMENT_FLOAT16 ? 10 : 0)
 
+/* In float32 scores and dP are 2 to minus this power times what they are (split.cuh). */
+#define FA_BACKWARD_SM80_SCORE_BITS 11
+
 /* Warps that share keys: they have shares of the queries and of the columns. */
 #define FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) ((warps) / ((keys) / (group_rows)))
 
@@ -134,7 +137,8 @@
 #define FA_BACKWARD_SM80_PART_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
 #define FA_BACKWARD_SM80_POWER_BYTES (FA_BACKWARD_SM80_TILE * 8)
 
-/* What the parts of a query, and of its dout, are multiplied by to be numbers again. */
+/* What the parts of a query, and of its dout, are multiplied by to be numbers again, times SPLIT_UNIT
+ * (split.cuh). */
 typedef struct fa_backward_sm80_powers {
     float query_inverse, dout_inverse;
 } fa_backward_sm80_powers;
@@ -161,6 +165,7 @@ typedef struct fa_backward_sm80_params {
      * block, and columns of its sums. */
     int32_t splits, keys, head_dim;
     float *key_sums; /* NULL: there is one split */
+    float ds_unit;   /* what dP is multiplied by in dS, in float32 */
 } fa_backward_sm80_params;
 
 #endif

@@ -39,12 +39,12 @@ typedef struct high_low {
 
 /* ---- Powers of two --------------------------------------------------------------------------- */
 
-/* Inverse powers of keys g and g + 8 and their values. */
+/* Inverse powers of keys g and g + 8 and their values, times KEY_UNIT. */
 typedef struct key_powers {
     float key[2], value[2];
 } key_powers;
 
-/* Those of two neighbouring queries and their dout. */
+/* Those of two neighbouring queries and their dout, times SPLIT_UNIT. */
 typedef struct query_powers {
     float query[2], dout[2];
 } query_powers;
@@ -64,7 +64,8 @@ FA_DEVICE query_powers load_query_powers(uint32_t at)
     return powers;
 }
 
-/* Finds the powers of rows, a warp for each, and stores their inverses: of row r at 8 r. */
+/* Finds the powers of rows of keys or values, a warp for each, and stores their inverses, times
+ * KEY_UNIT: of row r at 8 r. */
 FA_DEVICE void find_row_powers(uint32_t inverses, uint32_t at, int rows)
 {
     const int lane = ptx_thread_id() % 32;
@@ -82,7 +83,8 @@ FA_DEVICE void find_row_powers(uint32_t inverses, uint32_t at, int rows)
         }
         largest = fa_warp_max(largest);
         if (lane == 0)
-            ptx_st_shared_f32(inverses + 8 * (uint32_t)row, invert_power(find_power(largest)));
+            ptx_st_shared_f32(inverses + 8 * (uint32_t)row,
+                              invert_power(find_power(largest)) * KEY_UNIT);
     }
 }
 
@@ -118,8 +120,8 @@ FA_DEVICE void split_rows(uint32_t inverses, uint32_t at, int rows, int columns)
 #pragma unroll 1
     for (int item = ptx_thread_id(); item < items; item += THREADS) {
         const int row = item % rows;
-        split_columns(at + (uint32_t)(row * PITCH + item / rows * 128), row,
-                      invert_power(ptx_ld_shared_f32(inverses + 8 * (uint32_t)row)));
+        const float inverse = ptx_ld_shared_f32(inverses + 8 * (uint32_t)row) * (1 / KEY_UNIT);
+        split_columns(at + (uint32_t)(row * PITCH + item / rows * 128), row, invert_power(inverse));
     }
 }
 
@@ -281,9 +283,9 @@ FA_DEVICE fa_operands make_operands(const tile_part *part, const fa_weights *wei
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const float y = fa_bits_float(ds->at[0][0][e]);
-        x.dv[e] = fa_bits_float(weights->at[0][0][e]) * (queries.dout[e / 2] * SPLIT_UNIT);
-        x.dk[e] = y * (queries.query[e / 2] * SPLIT_UNIT);
-        x.dq[e] = y * (keys.key[e % 2] * SPLIT_UNIT);
+        x.dv[e] = fa_bits_float(weights->at[0][0][e]) * queries.dout[e / 2];
+        x.dk[e] = y * queries.query[e / 2];
+        x.dq[e] = y * (keys.key[e % 2] * (SPLIT_UNIT / KEY_UNIT));
     }
     return x;
 }

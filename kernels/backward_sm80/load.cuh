@@ -142,27 +142,25 @@ FA_DEVICE bool has_parts(uint32_t half)
 
 #endif
 
-#if OWN_PARTS
+#if HIGH_LOW
 
-/* Units of a row of parts that are copied, and rows at once. One product has no low parts. */
-enum {
-    PART_VECTORS = THREE_PRODUCTS ? ROW_VECTORS : ROW_VECTORS / 2,
-    PART_ROWS = THREADS / PART_VECTORS
-};
-static_assert(THREADS % PART_VECTORS == 0 && QUERIES % PART_ROWS == 0, "whole passes");
+/* Units of a row of parts that are copied. One product has no low parts. */
+enum { PART_VECTORS = THREE_PRODUCTS ? ROW_VECTORS : ROW_VECTORS / 2 };
 
 /* Issues the copy of QUERIES rows of the workspace that are split already; rows without weights are
- * zeros there. columns: that there are; zeros are stored behind them. half: of the rows that high parts go to. */
-FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to, uint32_t half)
+ * zeros there. columns: that there are; zeros are stored behind them. half: of the rows that high parts go to.
+ * thread: of those that copy `together` rows at once, a power of 2. */
+FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to, uint32_t half, int thread,
+                           int together)
 {
-    const int thread = ptx_thread_id(), own = thread % PART_VECTORS, first = thread / PART_VECTORS;
+    const int own = thread % PART_VECTORS, first = thread / PART_VECTORS;
     const int unit = THREE_PRODUCTS ? own : high_unit(own);
     const bool inside = VECTOR * unit < (columns + 31) / 32 * 32;
     from += first * PITCH + 16 * unit;
     to += (uint32_t)(first * PITCH + unit / 8 * 128) + permuted(first, unit & 7, PITCH) * 16;
     to ^= half;
 #pragma unroll
-    for (int row = 0; row < QUERIES; row += PART_ROWS) /* behind the thread's first one */
+    for (int row = 0; row < QUERIES; row += together) /* behind the thread's first one */
         ptx_cp_async_16((to ^ (uint32_t)((row & 7) * 16)) + (uint32_t)(row * PITCH),
                         from + row * PITCH, inside);
 }
@@ -255,11 +253,15 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     const float2 *rows = (const float2 *)(const void *)s->rows + tile_number(w, s, at) * TILE +
                          at->tile % PARTS * QUERIES;
 #if OWN_PARTS
+    enum { TOGETHER = THREADS / PART_VECTORS };
+    static_assert(THREADS % PART_VECTORS == 0 && QUERIES % TOGETHER == 0, "whole passes");
     const char *parts = find_parts(s, w, at);
-    if (what & THE_QUERIES) issue_parts(parts, p->a.d, q_at(memory, stage), half_of(at->count));
+    if (what & THE_QUERIES)
+        issue_parts(parts, p->a.d, q_at(memory, stage), half_of(at->count), ptx_thread_id(),
+                    TOGETHER);
     if (what & THE_DOUT)
         issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v, dout_at(memory, stage),
-                    half_of(at->count));
+                    half_of(at->count), ptx_thread_id(), TOGETHER);
 #else
     const fa_tile *t = &w->sequence;
     const int first = at->tile * QUERIES, from = w->seen_query_from - first,

@@ -8,6 +8,7 @@
 #define FA_KERNELS_BACKWARD_SM80_OPTIONS_CUH
 
 #include "backward_sm80/multiply.cuh"
+#include "backward_sm80/split.cuh"
 #include "backward_sm80/work.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
@@ -15,10 +16,20 @@
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
 
+/* Times this scores are what they should be. */
+#define INVERSE_SCORE_UNIT (HIGH_LOW ? 1.0f / SCORE_UNIT : 1.0f)
+
 /* What scores are multiplied by, and sums of the gradients of values. */
 FA_DEVICE float inner_scale(const fa_attention_params *p)
 {
-    return OPTIONS && p->softcap > 0.0f ? p->scale / p->softcap : p->scale * FA_LOG2E;
+    return OPTIONS && p->softcap > 0.0f ? p->scale / p->softcap * INVERSE_SCORE_UNIT
+                                        : p->scale * (FA_LOG2E * INVERSE_SCORE_UNIT);
+}
+
+/* What dP is multiplied by in dS. In float32 a parameter: it takes no register. */
+FA_DEVICE float ds_unit(const fa_backward_sm80_params *s)
+{
+    return HIGH_LOW ? s->ds_unit : WEIGHT_UNIT;
 }
 
 FA_DEVICE float value_scale(const fa_attention_params *p)

@@ -2,7 +2,7 @@
  * The products of a tile by float16 parts, one or three for each of float32, where a warp has scores
  * of its own (head dims to 256). high_low.cuh says where parts lie and what their powers of two are.
  *
- *     S, dP        a sum is multiplied by the inverse powers of its key and its query
+ *     S, dP        a sum is multiplied by the inverse powers of its key and then its query (split.cuh)
  *     dV = P^T dO  weights have the inverse powers of dO's rows; a row of them, of a key, has a power
  *     dK = dS^T Q  likewise, those of queries
  *     dQ = dS K    likewise, those of keys; a row is of a query and of the warp's own keys
@@ -112,7 +112,7 @@ FA_DEVICE void make_row_parts(row_parts *to, const fa_weights *x, const tile_par
 #pragma unroll
         for (int i = 0; i < M_TILES * 4; i++) { /* query i / 2 of two, key g or g + 8 */
             const int m = i / 4, r = i % 2;
-            y[m][n][i % 4] = fa_bits_float(x->at[m][n][i % 4]) * (inverses[i % 4 / 2] * SPLIT_UNIT);
+            y[m][n][i % 4] = fa_bits_float(x->at[m][n][i % 4]) * inverses[i % 4 / 2];
             largest[m][r] = fmaxf(largest[m][r], fabsf(y[m][n][i % 4]));
         }
     }
@@ -240,7 +240,8 @@ FA_DEVICE void share_ds(const fa_weights *ds, const tile_part *part)
     float x[M_TILES][N_TILES][4], largest[2 * N_TILES];
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; i++) {
-        const float inverse = ptx_ld_shared_f32(part->key_powers + 64 * (uint32_t)i) * SPLIT_UNIT;
+        const float inverse =
+            ptx_ld_shared_f32(part->key_powers + 64 * (uint32_t)i) * (SPLIT_UNIT / KEY_UNIT);
 #pragma unroll
         for (int j = 0; j < 2 * N_TILES; j++) {
             const int m = i / 2, n = j / 2, e = j % 2 * 2 + i % 2;
@@ -263,6 +264,22 @@ FA_DEVICE void share_ds(const fa_weights *ds, const tile_part *part)
             if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, low);
         }
     }
+}
+
+/* Shares zeros instead: of keys that no query of the tile sees. */
+FA_DEVICE void share_no_ds(const tile_part *part)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES * N_TILES; i++) {
+        const uint32_t at = fragment_at(part->ds_word + (uint32_t)(i / N_TILES * 8 * SCORE_PITCH),
+                                        part->unit + i % N_TILES);
+        ptx_st_shared_u32(at, 0);
+        if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, 0);
+    }
+    if (ptx_thread_id() % 32 >= 4) return;
+#pragma unroll
+    for (int i = 0; i < 2 * N_TILES; i++)
+        ptx_st_shared_f32(part->ds_factors + (uint32_t)(i / 2 * 32 + i % 2 * 4), 0.0f);
 }
 
 /* As make_dq. keys: where the lane's fragments of the warp's columns begin; factors: of the lane's first

@@ -26,7 +26,8 @@ enum {
     SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM)
 };
 
-/* Rows that weights are 0 in have the log-sum-exp infinity: those without keys, and those behind the last query. */
+/* Rows that weights are 0 in have the log-sum-exp infinity: those without keys, and those behind the last query. One that
+ * is infinity is that of infinite scores, whose weights are not numbers. */
 FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_backward_sm80_params *s,
                              const fa_tile *t, int64_t i, float product)
 {
@@ -35,6 +36,7 @@ FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_backward_sm80
     const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
     const float lse = p->a.lse[at];
     if (lse == -INFINITY) return none;
+    if (lse == INFINITY) return make_float2(NAN, NAN);
     const int bits = FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT);
     const float delta = (product - (p->dlse ? p->dlse[at] : 0.0f)) * ds_scale(&p->a, s);
     return make_float2(fmaf(lse, FA_LOG2E, (float)-bits), delta / (float)(1 << bits));
@@ -163,7 +165,7 @@ FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa
     }
 }
 
-/* Writes a row's parts. Returns the inverse of its power. */
+/* Writes a row's parts. Returns the inverse of its power, times SPLIT_UNIT. */
 FA_DEVICE float split_row(const row_numbers *x, int columns, char *to, bool has_low)
 {
     float largest = 0.0f;
@@ -183,7 +185,7 @@ FA_DEVICE float split_row(const row_numbers *x, int columns, char *to, bool has_
         *(uint4 *)(void *)unit = make_uint4(high[0], high[1], high[2], high[3]);
         if (has_low) *(uint4 *)(void *)(unit + 64) = make_uint4(low[0], low[1], low[2], low[3]);
     }
-    return invert_power(power);
+    return invert_power(power) * SPLIT_UNIT;
 }
 
 /* A warp takes a row. rows: of the tile, which the block has written. Both loads are issued before the first is used. */

@@ -22,6 +22,9 @@
 
 /* The columns of a unit, and their bytes. */
 enum { SLICE_COLUMNS = 32, SLICE_BYTES = SLICE_COLUMNS * ELEMENT_BYTES };
+
+/* In a turn of the loop: loads of one are under way while another is multiplied. Three products have no registers for it. */
+enum { SLICE_UNITS = THREE_PRODUCTS ? 1 : 2 };
 static_assert(HIGH_LOW && HEAD_DIM % SLICE_COLUMNS == 0, "whole units");
 
 /* The unit of 32 columns with which a slice of so many columns begins. */
@@ -35,7 +38,7 @@ FA_DEVICE int find_slice(int slice, int columns)
 FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int unit, int end)
 {
     clear_scores(s);
-#pragma unroll 1
+#pragma unroll SLICE_UNITS
     for (; unit < end; unit++)
         add_high_low_scores(s, rows + (uint32_t)unit * SLICE_BYTES,
                             columns + (uint32_t)unit * SLICE_BYTES);
@@ -104,9 +107,10 @@ FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, const tile_part *part, 
         for (int i = 0; i < 4; i++) sum[i] = slice == 0 ? part[i] : sum[i] + part[i];
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        sum[i] *= kind == DP ? keys.value[i / 2] * queries.dout[i % 2]
-                             : keys.key[i / 2] * queries.query[i % 2];
+    for (int i = 0; i < 4; i++) {
+        sum[i] *= kind == DP ? keys.value[i / 2] : keys.key[i / 2];
+        sum[i] *= kind == DP ? queries.dout[i % 2] : queries.query[i % 2];
+    }
 }
 
 #endif

@@ -6,6 +6,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM80_SPLIT_CUH
 #define FA_KERNELS_BACKWARD_SM80_SPLIT_CUH
 
+#include "backward_sm80/backward_sm80.h"
 #include "common/device.cuh"
 #include "common/params.h"
 #include "common/rows.cuh"
@@ -31,6 +32,16 @@ FA_DEVICE float invert_power(float power)
 /* What weights or dS with a row's inverse power are multiplied by. The two together are near the row's largest number: so what is
  * split leaves the range of float32 only where a gradient does. */
 #define SPLIT_UNIT ((float)(1 << SPLIT_BITS))
+
+/* A sum of products of parts is multiplied by the inverse powers of a key and of a query, one after the
+ * other. The inverses go from 2^-110 to 2^113, and the sum to 2^39: it could become infinite between the
+ * two, where the second one brings it back. So inverses of keys and values are stored times KEY_UNIT,
+ * those of queries and dout times SPLIT_UNIT. Scores and dP are SCORE_UNIT times what they are until a
+ * factor that they have anyway makes up for it: they are infinite where they should be. What is lost
+ * below the smallest float is, of dP, 2^-139 at most or 2^-43 of the product of the two rows' largest
+ * numbers. */
+#define SCORE_UNIT (1.0f / (1 << FA_BACKWARD_SM80_SCORE_BITS))
+#define KEY_UNIT (SCORE_UNIT / SPLIT_UNIT)
 
 /* What a sum of products with an operand of that power is multiplied by to be part of a gradient. */
 FA_DEVICE float find_gradient_factor(float power)

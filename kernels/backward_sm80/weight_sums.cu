@@ -277,7 +277,8 @@ FA_DEVICE void find_scores(fa_scores *s, const tile_part *part, uint32_t keys, u
 #pragma unroll
         for (int i = 0; i < M_TILES * 4; i++) {
             const key_powers key = load_key_powers(part->key_powers + 128 * (uint32_t)(i / 4));
-            s->at[i / 4][n][i % 4] *= key.key[i / 2 % 2] * query.query[i % 2];
+            s->at[i / 4][n][i % 4] *= key.key[i / 2 % 2];
+            s->at[i / 4][n][i % 4] *= query.query[i % 2];
         }
     }
 #else

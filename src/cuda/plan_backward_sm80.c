@@ -36,6 +36,7 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
     params->keys = x->keys;
     params->head_dim = x->head_dim;
     params->key_sums = x->splits > 1 ? (float *)(void *)(workspace + x->key_sums_offset) : NULL;
+    params->ds_unit = (x->in_place ? p->scale : 1.0f) * (1 << FA_BACKWARD_SM80_SCORE_BITS);
 }
 
 static bool queue_sm80(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,

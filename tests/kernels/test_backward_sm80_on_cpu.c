@@ -507,6 +507,20 @@ static void test_infinite_key(void)
     }
 }
 
+/* Finite numbers of float32 whose scores are infinite: gradients are not numbers, as the log-sum-exp says. */
+static void test_infinite_scores(void)
+{
+    make_hand(0.125f);
+    fill(hand.q, 1e20f);
+    for (int c = 0; c < COLUMNS; c++) set(hand.k, 3 * COLUMNS + c, 1e20f);
+    for (int i = 0; i < ROWS; i++) hand.lse[i] = INFINITY;
+    run_hand(false, NULL);
+    for (int i = 0; i < ROWS * COLUMNS; i++)
+        CHECK(isnan(get(hand.dq, i)), "dq %d is %g", i, (double)get(hand.dq, i));
+    for (int i = 3 * COLUMNS; i < 4 * COLUMNS; i++)
+        CHECK(isnan(get(hand.dv, i)), "dv %d is %g", i, (double)get(hand.dv, i));
+}
+
 /* Rows behind the last query get zeros, whatever the keys. */
 static void test_rows_behind(void)
 {
@@ -718,6 +732,11 @@ typedef enum uneven_case {
     LARGE_DOUT,      /* dO times 1e18, values times 1e-18 */
     UNATTENDED_KEY,  /* with weights of 1e-19 */
     LARGE_LOGITS,    /* some ten million: what is exact is another question */
+    TINY_QUERIES,    /* 2^-92, and every second key 2^112, others 2^-92 */
+    HUGE_QUERIES,    /* the other way */
+    TINY_DOUT,       /* likewise of dO and values */
+    HUGE_DOUT,
+    ORTHOGONAL_ROWS, /* keys and queries, huge; values and dO are so small that dP is near the smallest float */
     UNEVEN_CASES
 } uneven_case;
 
@@ -746,6 +765,35 @@ static void set_row(float *rows, int row, int dim, float x)
     for (int c = 0; c < dim; c++) rows[row * dim + c] = x;
 }
 
+/* Multiplies a row by a power of two. */
+static void shift_row(float *rows, int row, int dim, int bits)
+{
+    for (int c = 0; c < dim; c++) rows[row * dim + c] = ldexpf(rows[row * dim + c], bits);
+}
+
+/* Rows far apart. Their products are ordinary numbers, or nearly 0. */
+static void make_far_rows(int dim, uneven_case of)
+{
+    const bool queries = of == TINY_QUERIES || of == HUGE_QUERIES;
+    const bool tiny = of == TINY_QUERIES || of == TINY_DOUT;
+    float *x = queries ? uneven.q : uneven.dout, *y = queries ? uneven.k : uneven.v;
+    float *few = tiny ? y : x, *many = tiny ? x : y;
+    const int num_few = tiny ? UNEVEN_K : UNEVEN_Q, num_many = tiny ? UNEVEN_Q : UNEVEN_K;
+    for (int i = 0; i < num_many; i++) shift_row(many, i, dim, -92);
+    for (int i = 0; i < num_few; i++) shift_row(few, i, dim, i % 2 ? -92 : 112);
+}
+
+/* A query has its first column alone, a key its second. */
+static void make_orthogonal_rows(int dim)
+{
+    for (int i = 0; i < UNEVEN_Q * dim; i++)
+        uneven.q[i] = i % dim == 0 ? ldexpf(uneven.q[i], 100) : 0;
+    for (int i = 0; i < UNEVEN_K * dim; i++)
+        uneven.k[i] = i % dim == 1 ? ldexpf(uneven.k[i], 100) : 0;
+    for (int i = 0; i < UNEVEN_Q; i++) shift_row(uneven.dout, i, dim, -62);
+    for (int i = 0; i < UNEVEN_K; i++) shift_row(uneven.v, i, dim, -62);
+}
+
 static void make_uneven(int dim, uneven_case of)
 {
     ref_random random = {(uint64_t)(100 * dim + (int)of)};
@@ -768,6 +816,8 @@ static void make_uneven(int dim, uneven_case of)
     fill_rows(&random, uneven.dout, UNEVEN_Q, dim, dout, rows ? 40 : 0);
     if (rows)
         set_row(uneven.q, 3, dim, 0), set_row(uneven.k, 4, dim, 0), set_row(uneven.dout, 5, dim, 0);
+    if (of >= TINY_QUERIES && of <= HUGE_DOUT) make_far_rows(dim, of);
+    if (of == ORTHOGONAL_ROWS) make_orthogonal_rows(dim);
     if (of <= HUGE_FUTURE_KEY) {
         if (of != HUGE_FUTURE_KEY) set_row(uneven.k, HUGE_KEY, dim, 1e30f);
         set_row(uneven.v, HUGE_KEY, dim, of == HUGE_FUTURE_KEY ? 1e12f : -1e30f);
@@ -785,7 +835,8 @@ static void make_uneven(int dim, uneven_case of)
     }
 }
 
-/* The largest error of a row, as a share of its size; 1 where there is none, infinity where a number is not finite. */
+/* The largest error of a row, as a share of its size, or of the smallest normal number if that is larger; infinity where a number is
+ * not finite. */
 static double find_row_error(const float *rows, const double *expected, int n, int dim)
 {
     double worst_row = 0;
@@ -796,7 +847,7 @@ static double find_row_error(const float *rows, const double *expected, int n, i
             size = fmax(size, fabs(expected[i * dim + c]));
             if (!isfinite(rows[i * dim + c])) return INFINITY;
         }
-        if (error > 0) worst_row = fmax(worst_row, size > 0 ? error / size : 1);
+        worst_row = fmax(worst_row, error / fmax(size, FLT_MIN));
     }
     return worst_row;
 }
@@ -807,7 +858,11 @@ static double allow_row_error(uneven_case of, fa_precision precision)
 {
     const double rounding = precision == FA_PRECISION_TF32 ? 0x1p-11 : 0x1p-22;
     if (of == LARGE_LOGITS) return DBL_MAX;
-    return rounding * (of == UNATTENDED_KEY ? 4 * 44 : 16);
+    if (of == ORTHOGONAL_ROWS)
+        return rounding * 512 + 0x1p-6; /* one column, sums near 0; dP has few bits */
+    return rounding * (of == UNATTENDED_KEY                       ? 4 * 44
+                       : of == TINY_QUERIES || of == HUGE_QUERIES ? 64
+                                                                  : 16);
 }
 
 /* out and lse, and what gradients should be, by the reference. */
@@ -839,6 +894,7 @@ static void run_uneven(int dim, uneven_case of, fa_precision precision, ref_grad
     if (is_mask) options.mask = &scores;
     if (of == HUGE_BIASED_KEY) options.bias = &scores;
     if (of == HUGE_FUTURE_KEY) options.flags |= FA_CAUSAL;
+    if (of == TINY_QUERIES || of == HUGE_QUERIES) options.scale = 0x1p-20f / sqrtf((float)dim);
     const random_call call = {.q = fa_bshd(uneven.q, FA_FLOAT32, 1, UNEVEN_Q, 1, dim),
                               .k = fa_bshd(uneven.k, FA_FLOAT32, 1, UNEVEN_K, 1, dim),
                               .v = fa_bshd(uneven.v, FA_FLOAT32, 1, UNEVEN_K, 1, dim),
@@ -925,6 +981,7 @@ int main(int argc, char **argv)
         hand_precision = way == 1 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
         test_low_scores();
         test_infinite_key();
+        if (hand_dtype == FA_FLOAT32) test_infinite_scores();
         test_rows_behind();
     }
     in_place = false;
