@@ -135,12 +135,6 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm8
     tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
     bool masked = !HIGH_LOW && is_masked(w, first_key, at->tile);
-#if OWN_PARTS
-    if (SKIPS_HIDDEN && is_hidden(w, first_key, at->tile)) {
-        share_no_ds(&part);
-        return;
-    }
-#endif
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;

@@ -52,12 +52,6 @@
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define FOR_AMPERE 1
-#else
-#define FOR_AMPERE 0
-#endif
-
 enum {
     ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
     VECTOR = 16 / ELEMENT_BYTES,     /* elements of a unit, which is copied at once */
@@ -109,10 +103,6 @@ static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbere
 enum {
     /* All weights and dS come from shared memory, not those of a warp's own queries from registers. */
     ALL_SHARED = HIGH_LOW && SPLIT != 1,
-    /* A warp does nothing for a tile whose queries see none of its keys. Three products of 128 columns would have
-     * no registers for it, nor Ampere. */
-    SKIPS_HIDDEN =
-        HIGH_LOW && SPLIT == 1 && !OPTIONS && !FOR_AMPERE && !(THREE_PRODUCTS && HEAD_DIM == 128),
     /* dP waits until dV has its products: parts of weights need its registers. */
     LATE_DP = HIGH_LOW && !ALL_SHARED
 };

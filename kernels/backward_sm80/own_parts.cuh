@@ -266,22 +266,6 @@ FA_DEVICE void share_ds(const fa_weights *ds, const tile_part *part)
     }
 }
 
-/* Shares zeros instead: of keys that no query of the tile sees. */
-FA_DEVICE void share_no_ds(const tile_part *part)
-{
-#pragma unroll
-    for (int i = 0; i < 2 * M_TILES * N_TILES; i++) {
-        const uint32_t at = fragment_at(part->ds_word + (uint32_t)(i / N_TILES * 8 * SCORE_PITCH),
-                                        part->unit + i % N_TILES);
-        ptx_st_shared_u32(at, 0);
-        if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, 0);
-    }
-    if (ptx_thread_id() % 32 >= 4) return;
-#pragma unroll
-    for (int i = 0; i < 2 * N_TILES; i++)
-        ptx_st_shared_f32(part->ds_factors + (uint32_t)(i / 2 * 32 + i % 2 * 4), 0.0f);
-}
-
 /* As make_dq. keys: where the lane's fragments of the warp's columns begin; factors: of the lane's first
  * query. */
 FA_DEVICE void make_own_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t factors, int block)

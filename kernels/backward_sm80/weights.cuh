@@ -34,13 +34,6 @@ FA_DEVICE bool is_masked(const block_work *w, int first, int tile)
            last >= w->num_keys;
 }
 
-/* Whether no query of a tile sees any of the warp's keys. */
-FA_DEVICE bool is_hidden(const block_work *w, int first, int tile)
-{
-    return (tile + 1) * QUERIES <= w->first_query + first ||
-           tile * QUERIES >= w->end_query + first + GROUP_ROWS - 1 || first >= w->num_keys;
-}
-
 /* P = exp(S - lse). */
 FA_DEVICE void weigh(fa_scores *s, float scale, uint32_t rows)
 {
