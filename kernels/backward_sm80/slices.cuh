@@ -22,9 +22,6 @@
 
 /* The columns of a unit, and their bytes. */
 enum { SLICE_COLUMNS = 32, SLICE_BYTES = SLICE_COLUMNS * ELEMENT_BYTES };
-
-/* In a turn of the loop: loads of one are under way while another is multiplied. Three products have no registers for it. */
-enum { SLICE_UNITS = THREE_PRODUCTS ? 1 : 2 };
 static_assert(HIGH_LOW && HEAD_DIM % SLICE_COLUMNS == 0, "whole units");
 
 /* The unit of 32 columns with which a slice of so many columns begins. */
@@ -38,7 +35,7 @@ FA_DEVICE int find_slice(int slice, int columns)
 FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int unit, int end)
 {
     clear_scores(s);
-#pragma unroll SLICE_UNITS
+#pragma unroll 1
     for (; unit < end; unit++)
         add_high_low_scores(s, rows + (uint32_t)unit * SLICE_BYTES,
                             columns + (uint32_t)unit * SLICE_BYTES);
