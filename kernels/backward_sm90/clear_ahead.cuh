@@ -21,7 +21,7 @@ FA_DEVICE void clear_tile(float *sums)
 {
     float4 *to = (float4 *)(void *)sums + threadIdx.x % 32;
 #pragma unroll 8
-    for (int n = 0; n < COLUMNS * QUERIES / 128; n++) to[32 * n] = make_float4(0, 0, 0, 0);
+    for (int n = 0; n < SUM_DIM * QUERIES / 128; n++) to[32 * n] = make_float4(0, 0, 0, 0);
 }
 
 /* A warp of block, or work tile, `number`. What is stored here, copies of other blocks add to: so each lane has a fence. */

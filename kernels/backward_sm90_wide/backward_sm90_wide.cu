@@ -12,6 +12,7 @@
  *     dK      dP^T, dS^T, and adds to dK, in registers; dS --> shared memory   dk.cuh
  *     dQ      dQ, which it adds to a float sum in global memory                dq.cuh
  *     send    dS, to the other block                                           exchange.cuh
+ *     clear   zeros in sums of dQ that later blocks add to: a warp             backward_sm90/clear_ahead.cuh
  *
  * While one warpgroup computes exponentials, the tensor cores work for the others. The warpgroups
  * synchronize by the barriers of pipeline.cuh. config.cuh says what the file is compiled with.
@@ -24,6 +25,7 @@
 #include "backward_sm90_wide/dv.cuh"
 #include "backward_sm90_wide/exchange.cuh"
 #include "backward_sm90_wide/load.cuh"
+#include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/work.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/registers.cuh"
@@ -31,7 +33,7 @@
 enum { WARPGROUP_LOAD, WARPGROUP_DV, WARPGROUP_DK, WARPGROUP_DQ };
 
 /* The warps of the first warpgroup. */
-enum { WARP_KEYS_AND_QUERIES, WARP_VALUES_AND_DOUT, WARP_SEND_DS };
+enum { WARP_KEYS_AND_QUERIES, WARP_VALUES_AND_DOUT, WARP_SEND_DS, WARP_CLEAR };
 
 FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     backward_sm90_wide(const __grid_constant__ fa_backward_params p,
@@ -48,6 +50,9 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     if (warpgroup == WARPGROUP_LOAD) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         const int warp = (int)threadIdx.x / 32;
+#if CLEARS_AHEAD
+        if (warp == WARP_CLEAR) clear_ahead(&s, (int)blockIdx.x);
+#endif
         if (shared.works[0].tiles == 0) {
             if (loads) wait_for_keys(&pipe);
         } else if (warp == WARP_KEYS_AND_QUERIES) load_keys_and_queries(&pipe, &p.a, &s);

@@ -9,6 +9,7 @@
 #include "backward_sm90_wide/multiply.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
 #include "backward_sm90_wide/tile.cuh"
+#include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/keys.cuh"
 #include "common/device.cuh"
 #include "ptx/barrier.cuh"
@@ -113,6 +114,12 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
     if (w->tiles == 0) return;
     wait_for_k(pipe, &p->a);
     ptx_mbarrier_wait(&state->peer_k_loaded, 0);
+#if CLEARS_AHEAD
+    if (s->cleared) {
+        if (thread == 0) wait_until_cleared(s, (int)blockIdx.x);
+        ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
+    }
+#endif
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
         float *to = p->dq.data ? s->sums + number * (SUM_BYTES / 4) + 4 * thread : 0;

@@ -621,7 +621,7 @@ static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
             find_launch(plan, FA_FIRST_backward_sm90_persistent, FA_END_backward_sm90_persistent);
     if (!main || main->tasks == 0 || main->backward_sm90.ordered) return NULL;
     const fa_variant *v = &fa_variants[main->variant];
-    return v->ordered || v->options || is_wide(v) ? NULL : main;
+    return v->ordered || v->options ? NULL : main;
 }
 
 bool fa_cuda_backward_sm90_clear_ahead(fa_cuda_plan *plan, int64_t ahead)
@@ -630,10 +630,11 @@ bool fa_cuda_backward_sm90_clear_ahead(fa_cuda_plan *plan, int64_t ahead)
                                *const prepare = find_launch(plan, FA_FIRST_backward_prepare_sm90,
                                                             FA_END_backward_prepare_sm90);
     const int64_t most = INT32_MAX / 2;
-    if (!main || !prepare || prepare->idle || prepare->tasks > most || main->tasks > most)
+    if (!main || !prepare || prepare->idle || prepare->tasks > most || main->tasks > most / 2)
         return false;
     const int64_t heads = main->tasks / main->tiles, together = main->backward_sm90.heads_together;
-    const int64_t groups = (heads + together - 1) / together;
+    const int64_t groups = (heads + together - 1) / together,
+                  blocks = count_blocks(&fa_variants[main->variant]); /* of a work tile */
     if (groups <= ahead) return false;
     const size_t offset = (plan->workspace_bytes + 15) / 16 * 16;
     plan->workspace_bytes = offset + (size_t)groups * sizeof(int32_t);
@@ -642,7 +643,7 @@ bool fa_cuda_backward_sm90_clear_ahead(fa_cuda_plan *plan, int64_t ahead)
         own->cleared_offset = offset;
         own->groups = (int32_t)groups;
         own->groups_ahead = (int32_t)ahead;
-        own->group_blocks = (int32_t)(together * main->tiles);
+        own->group_blocks = (int32_t)(together * main->tiles * blocks);
         own->group_tiles = (int32_t)(prepare->tasks / heads * together);
         own->sum_tiles = (int32_t)prepare->tasks;
     }
@@ -655,7 +656,7 @@ bool fa_cuda_backward_sm90_clear_ahead(fa_cuda_plan *plan, int64_t ahead)
 static void clear_ahead_where_faster(const fa_cuda_device *device, fa_cuda_plan *plan)
 {
     const fa_cuda_plan_launch *main = find_clearing_launch(plan);
-    if (!main || main->tiles < 16) return;
+    if (!main || main->tiles * main->tile_k < 2048) return;
     const fa_variant *v = &fa_variants[main->variant];
     const fa_cuda_backward_sm90_launch *own = &main->backward_sm90;
     const int64_t heads = main->tasks / main->tiles,

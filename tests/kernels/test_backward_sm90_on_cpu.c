@@ -137,6 +137,7 @@ typedef struct machine {
 /* ---- Launches -------------------------------------------------------------------------------- */
 
 static bool is_main(const fa_cuda_plan_launch *l);
+static bool is_shared(const fa_cuda_plan_launch *l);
 
 /* Whether blocks wait for blocks of lower numbers, to leave their dS where these have. */
 static bool waits_for_room(const fa_cuda_plan_launch *l)
@@ -147,7 +148,8 @@ static bool waits_for_room(const fa_cuda_plan_launch *l)
 /* Whether they wait for those that clear sums. Persistent ones take work tiles in the order of their numbers. */
 static bool waits_for_zeros(const fa_cuda_plan_launch *l)
 {
-    return is_main(l) && l->backward_sm90.groups > 0 && !fa_variants[l->variant].persistent;
+    return !is_shared(l) && l->threads >= FA_BACKWARD_SM90_THREADS && l->backward_sm90.groups > 0 &&
+           !fa_variants[l->variant].persistent;
 }
 
 /* All orders and delays; a slow warp, often one of the three that load or store. */
@@ -166,8 +168,8 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     if (!m->otherwise) return;
     if (in_order || v->persistent)
         run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
-    run->first_block_slow =
-        (v->joined || waits_for_room(l) || waits_for_zeros(l)) && bits >> 44 & 1;
+    run->first_block_slow = /* of a cluster, the other block waits for it */
+        !run->cluster && (v->joined || waits_for_room(l) || waits_for_zeros(l)) && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
@@ -205,7 +207,8 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .units = &hopper_units};
     if (!run.kernel) abort();
     vary(&run, m, l);
-    if (is_main(l) && l->backward_sm90.groups > 0) cleared_ahead++;
+    if (!is_shared(l) && l->threads >= FA_BACKWARD_SM90_THREADS && l->backward_sm90.groups > 0)
+        cleared_ahead++;
     snprintf(name, sizeof name,
              "number %lld: %s, %s, %s copies, %s products, lanes %x of warp %u slow",
              (long long)m->number, fa_variants[l->variant].name,
