@@ -607,7 +607,7 @@ def test_precision():
     for precision in ("float32", "tf32", "ieee"):
         out = jax.jit(lambda *x, p=precision: attention(*x, precision=p))(q, k, v)
         assert np.array_equal(np.asarray(out), expected)
-    with pytest.raises(ValueError, match="precision is 'float16': expected \"float32\", \"tf32\""):
+    with pytest.raises(ValueError, match='precision is \'float16\': expected "float32", "tf32"'):
         attention(q, k, v, precision="float16")
 
 

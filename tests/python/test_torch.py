@@ -633,7 +633,8 @@ def test_each_call_reads_the_global_precision(monkeypatch):
 def test_compiled_calls_read_the_global_precision():
     """Without a graph break, and again where the setting has changed."""
     asks = torch.compile(
-        lambda x: x + int(flashattn.torch._asks_for_tf32()), backend="aot_eager", fullgraph=True)
+        lambda x: x + int(flashattn.torch._asks_for_tf32()), backend="aot_eager", fullgraph=True
+    )
     before = torch.get_float32_matmul_precision()
     try:
         for setting, expected in (("highest", 0), ("high", 1), ("highest", 0)):

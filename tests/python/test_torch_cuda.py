@@ -15,8 +15,11 @@ def random(*shape, dtype=torch.bfloat16):
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (200, 100)}, {"softcap": 10.0}],
-                         ids=["full", "causal", "window", "softcap"])
+@pytest.mark.parametrize(
+    "mask",
+    [{}, {"causal": True}, {"window": (200, 100)}, {"softcap": 10.0}],
+    ids=["full", "causal", "window", "softcap"],
+)
 @pytest.mark.parametrize("dim", [64, 128, 192, 256, 320])
 def test_deterministic_gradients_repeat(dim, mask):
     """Each head dim is another kernel. Work beside them changes the order in which blocks run."""
