@@ -9,6 +9,9 @@ import sys
 import time
 import traceback
 
+if len(sys.argv) != (3 if sys.argv[1:2] == ["time"] else 2) or sys.argv[1] not in ("check", "time", "one"):
+    sys.exit(__doc__)
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import torch
 
