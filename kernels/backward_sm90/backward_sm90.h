@@ -76,6 +76,10 @@
          FA_BACKWARD_SM90_KEYS * 2 +                                                               \
      FA_BACKWARD_SM90_PADDING(persistent))
 
+/* Whether blocks clear sums of dQ for later ones, where the planner asks for it (clear_ahead.cuh). */
+#define FA_BACKWARD_SM90_CLEARS_AHEAD(ordered, options, joined)                                    \
+    (!(ordered) && !(options) && !(joined))
+
 /* Who makes dbias: threads by its strides, or TMA, from dS in 16 bits as products take it, or in 32 bits. LEFT: dS in 16 bits is left
  * in the workspace, and added up there (dbias_sums.cuh). */
 enum {

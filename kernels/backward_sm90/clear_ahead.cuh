@@ -1,11 +1,14 @@
 /*
- * Zeros in the sums of dQ, stored ahead by a warp that has nothing else to do. In `prepare`, which is bound by memory, they would
- * be half of all bytes, and leave the L2 cache before anybody adds to them.
+ * Zeros in the sums of dQ. A warp that has nothing else to do stores them ahead of time. In `prepare`,
+ * which is bound by memory, they would be half of all bytes, and they would leave the L2 cache before
+ * they are added to.
  *
- * A group is a number of key/value heads, or of splits of them, whose blocks follow each other: no other blocks add to the sums of its query heads. Each block
- * of a group clears a share of the sums of a later group, groups_ahead of them further; `prepare` clears those of the first ones.
- * A block adds to sums when all blocks of the group that clears them have done their shares. These have lower numbers, start first
- * and wait for nobody before they clear, so there is no deadlock, however many blocks run at once.
+ * A group is some key/value heads, or splits of them, whose blocks follow each other. Only these blocks
+ * add to the sums of their query heads. Each block of a group clears some tiles of the group that comes
+ * groups_ahead later; `prepare` clears the sums of the first groups. A block waits with its first
+ * addition until all blocks of the earlier group have cleared their tiles. Those have lower numbers,
+ * start first, and clear before they wait for anything, so there is no deadlock, however many blocks
+ * run at once.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CLEAR_AHEAD_CUH
 #define FA_KERNELS_BACKWARD_SM90_CLEAR_AHEAD_CUH
@@ -24,7 +27,8 @@ FA_DEVICE void clear_tile(float *sums)
     for (int n = 0; n < SUM_DIM * QUERIES / 128; n++) to[32 * n] = make_float4(0, 0, 0, 0);
 }
 
-/* A warp of block, or work tile, `number`. What is stored here, copies of other blocks add to: so each lane has a fence. */
+/* A warp of block, or work tile, `number`. The copies of other blocks add to what ordinary stores clear
+ * here, so each lane needs a fence. */
 FA_DEVICE void clear_ahead(const fa_backward_sm90_params *s, int number)
 {
     if (!s->cleared) return;
@@ -39,7 +43,7 @@ FA_DEVICE void clear_ahead(const fa_backward_sm90_params *s, int number)
     if (threadIdx.x % 32 == 0) ptx_counter_add(&s->cleared[next]);
 }
 
-/* A thread that issues copies, before the first one of block, or work tile, `number`. */
+/* A thread that adds to sums, before the first addition of block, or work tile, `number`. */
 FA_DEVICE void wait_until_cleared(const fa_backward_sm90_params *s, int number)
 {
     if (!s->cleared) return;

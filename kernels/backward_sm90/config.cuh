@@ -132,8 +132,7 @@ enum {
     DV_SUMS = VALUE_DIM / 2,
     DQ_SUMS = DQ_COLUMNS / 2
 };
-/* Whether a warp that has nothing else to do clears sums of dQ (clear_ahead.cuh). */
-#define CLEARS_AHEAD (!ORDERED && !OPTIONS && !JOINED)
+#define CLEARS_AHEAD FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, JOINED)
 
 static_assert(!PERSISTENT || (!ORDERED && !OPTIONS && STAGES > 2), "what its warps do");
 static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store warps take");

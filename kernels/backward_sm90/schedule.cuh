@@ -35,8 +35,9 @@ FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_par
     describe_masks(p, &own, w);
 }
 
-/* The block's next work tile. Where blocks clear sums for later ones, all numbers come from the counter, so that those in front
- * belong to blocks that run. */
+/* The block's work tile n: the first one by the block's number, the others from a counter. Where blocks
+ * clear sums for later ones, all come from the counter: then lower work tiles belong to blocks that have
+ * started. */
 FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
 {
     if (!s->next_work) return blockIdx.x + n * (int64_t)gridDim.x;
@@ -44,8 +45,7 @@ FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
     return (s->cleared ? 0 : gridDim.x) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
 }
 
-/* The scheduler warp. A block takes its work tiles from a counter, and the first one by its number. A work tile is described while the
- * block is at the one before. */
+/* The scheduler warp. A work tile is described while the block is at the one before. */
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
                         const fa_backward_sm90_params *s)
 {

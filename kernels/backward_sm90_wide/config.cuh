@@ -49,7 +49,7 @@
 
 #define SUM_DIM HEAD_DIM /* of keys */
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
-#define CLEARS_AHEAD (!OPTIONS)
+#define CLEARS_AHEAD FA_BACKWARD_SM90_CLEARS_AHEAD(0, OPTIONS, 0)
 #define BIAS_TILE 0
 
 /* The block's number in its cluster, and the other block. */

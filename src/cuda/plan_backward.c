@@ -46,6 +46,20 @@ int fa_cuda_count_splits(const fa_problem *p, int64_t tasks, int64_t room)
     return (int)splits;
 }
 
+bool fa_cuda_add_finish_keys(const fa_cuda_planning *x, const fa_variant *v, int threads,
+                             fa_cuda_queue_function *queue, const fa_cuda_plan_launch *main,
+                             int splits)
+{
+    if (splits == 1) return true;
+    fa_cuda_plan_launch *l =
+        fa_cuda_plan_add(v, threads, 0, queue, x->device, x->plan, x->why, x->size);
+    if (!l) return false;
+    fa_cuda_set_tasks(l, main->tiles, main->tasks / splits);
+    l->tile_k = main->tile_k;
+    l->idle = l->idle || (!x->problem->dk.data && !x->problem->dv.data);
+    return true;
+}
+
 void fa_cuda_set_backward_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                  fa_backward_params *params)
 {

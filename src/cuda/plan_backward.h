@@ -28,6 +28,11 @@ typedef struct fa_cuda_planning {
  * query head would. */
 int fa_cuda_count_splits(const fa_problem *problem, int64_t tasks, int64_t room);
 
+/* Adds the launch that adds up what splits of `main` leave, if there are several. */
+bool fa_cuda_add_finish_keys(const fa_cuda_planning *planning, const fa_variant *variant,
+                             int threads, fa_cuda_queue_function *queue,
+                             const fa_cuda_plan_launch *main, int splits);
+
 /* Who makes dbias where the kernel of the other gradients can, and the workspace has room for its sums. */
 fa_cuda_dbias fa_cuda_choose_dbias(const fa_problem *problem);
 

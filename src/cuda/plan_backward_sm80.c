@@ -261,20 +261,6 @@ static const char *arithmetic_of(const fa_variant *v)
     }
 }
 
-/* The launch that adds up what splits of `main` leave. */
-static bool add_finish_keys(const fa_cuda_planning *x, const fa_cuda_plan_launch *main, int splits)
-{
-    const fa_variant *v = &fa_variants[FA_VARIANT_backward_sm80_finish_keys];
-    if (splits == 1) return true;
-    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_BACKWARD_SM80_PASS_THREADS, 0, queue_sm80,
-                                              x->device, x->plan, x->why, x->size);
-    if (!l) return false;
-    fa_cuda_set_tasks(l, main->tiles, main->tasks / splits);
-    l->tile_k = main->tile_k;
-    l->idle = l->idle || (!x->problem->dk.data && !x->problem->dv.data);
-    return true;
-}
-
 static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
@@ -294,7 +280,9 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
     const int splits =
         fa_cuda_count_splits(p, main->tasks, count_running(x->device, v, count_smem(v)));
     if (splits > 1) fa_cuda_set_tasks(main, main->tiles, main->tasks * splits);
-    if (!add_finish_keys(x, main, splits)) return false;
+    if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
+                                 FA_BACKWARD_SM80_PASS_THREADS, queue_sm80, main, splits))
+        return false;
     plan_workspace(x, prepare, main, with, splits);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE, NULL);

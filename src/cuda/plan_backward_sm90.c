@@ -507,19 +507,12 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
 
 /* The launch that adds them up. */
 static bool add_finish_keys(const fa_cuda_planning *x, const fa_variant *v,
-                            const fa_cuda_plan_launch *main,
-                            const fa_cuda_backward_sm90_launch *own)
+                            const fa_cuda_plan_launch *main, int splits)
 {
     const fa_variant *finish = &fa_variants[FA_FIRST_backward_finish_keys_sm90];
-    if (own->splits == 1) return true;
     while (finish->element != v->element) finish++;
-    fa_cuda_plan_launch *l = fa_cuda_plan_add(finish, FA_BACKWARD_SM90_PASS_THREADS, 0, queue_sm90,
-                                              x->device, x->plan, x->why, x->size);
-    if (!l) return false;
-    fa_cuda_set_tasks(l, main->tiles, main->tasks / own->splits);
-    l->tile_k = own->keys;
-    l->idle = l->idle || (!x->problem->dk.data && !x->problem->dv.data);
-    return true;
+    return fa_cuda_add_finish_keys(x, finish, FA_BACKWARD_SM90_PASS_THREADS, queue_sm90, main,
+                                   splits);
 }
 
 static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_cuda_dbias dbias,
@@ -581,7 +574,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
                                   : main->tasks * count_blocks(v));
     if (!plan_joined(p, v, device, prepare, main, plan, &own, why, size)) return false;
     plan_shared_bias(p, &own);
-    if (!add_finish_keys(&x, v, main, &own)) return false;
+    if (!add_finish_keys(&x, v, main, own.splits)) return false;
     if (!add_left_sums(&x, v, main, &own)) return false;
     const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
     own.left.offset = sums_offset;
@@ -612,7 +605,7 @@ static fa_cuda_plan_launch *find_launch(fa_cuda_plan *plan, int first, int end)
     return NULL;
 }
 
-/* The launch that multiplies, of a kernel that can: CLEARS_AHEAD in kernels/backward_sm90/config.cuh. */
+/* The launch that multiplies, of a kernel that can. */
 static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
 {
     fa_cuda_plan_launch *main = find_launch(plan, FA_FIRST_backward_sm90, FA_END_backward_sm90);
@@ -621,7 +614,7 @@ static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
             find_launch(plan, FA_FIRST_backward_sm90_persistent, FA_END_backward_sm90_persistent);
     if (!main || main->tasks == 0 || main->backward_sm90.ordered) return NULL;
     const fa_variant *v = &fa_variants[main->variant];
-    return v->ordered || v->options ? NULL : main;
+    return FA_BACKWARD_SM90_CLEARS_AHEAD(v->ordered, v->options, v->joined) ? main : NULL;
 }
 
 bool fa_cuda_backward_sm90_clear_ahead(fa_cuda_plan *plan, int64_t ahead)
@@ -645,7 +638,6 @@ bool fa_cuda_backward_sm90_clear_ahead(fa_cuda_plan *plan, int64_t ahead)
         own->groups_ahead = (int32_t)ahead;
         own->group_blocks = (int32_t)(together * main->tiles * blocks);
         own->group_tiles = (int32_t)(prepare->tasks / heads * together);
-        own->sum_tiles = (int32_t)prepare->tasks;
     }
     return true;
 }

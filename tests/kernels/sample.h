@@ -1,7 +1,8 @@
 /*
- * Which random problems the tests of kernels on the host run. FA_ALL_TESTS=1 in the environment: all; another number, as in CI:
- * a sample and every so many of the others. Without it a sample, so that `make test` stays short: for each variant one problem, for each option one with each family of kernels that
- * has it, and of the small ones some of each variant, beginning at another one for each. A test goes through its problems twice:
+ * Which random problems the tests of kernels on the host run. FA_ALL_TESTS=1 in the environment: all;
+ * another number n, as in CI: a sample, and every nth problem. Without it a sample, so that `make test`
+ * stays short: for each variant one problem, for each option one with each family of kernels that has
+ * it, and of the small ones some of each variant, beginning at another one for each. A test goes through its problems twice:
  * first none is run, to find the smallest problem for each need that is not tiny.
  */
 #ifndef FA_TEST_SAMPLE_H
@@ -37,7 +38,7 @@ typedef struct sample_need {
 static struct {
     bool whole;     /* nothing is left out */
     bool searching; /* for the smallest problems: none is run */
-    int every;      /* of all problems, beside the sample; 0: none */
+    int every;      /* every so many problems are run beside the sample; 0: none */
     int64_t taken, left_out;
     sample_need variants[FA_VARIANTS], options[SAMPLE_FAMILIES][SAMPLE_OPTIONS];
     const void *families[SAMPLE_FAMILIES];

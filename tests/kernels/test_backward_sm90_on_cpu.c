@@ -145,11 +145,17 @@ static bool waits_for_room(const fa_cuda_plan_launch *l)
     return is_main(l) && l->backward_sm90.left.room < l->backward_sm90.left.units;
 }
 
-/* Whether they wait for those that clear sums. Persistent ones take work tiles in the order of their numbers. */
+/* Whether blocks clear sums for later ones. Launches before and after the products have fewer threads. */
+static bool clears_ahead(const fa_cuda_plan_launch *l)
+{
+    return !is_shared(l) && l->threads >= FA_BACKWARD_SM90_THREADS && l->backward_sm90.groups > 0;
+}
+
+/* Whether blocks wait for blocks of lower numbers, to add to what those clear. Persistent ones take work tiles in the order of their
+ * numbers. */
 static bool waits_for_zeros(const fa_cuda_plan_launch *l)
 {
-    return !is_shared(l) && l->threads >= FA_BACKWARD_SM90_THREADS && l->backward_sm90.groups > 0 &&
-           !fa_variants[l->variant].persistent;
+    return clears_ahead(l) && !fa_variants[l->variant].persistent;
 }
 
 /* All orders and delays; a slow warp, often one of the three that load or store. */
@@ -207,8 +213,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .units = &hopper_units};
     if (!run.kernel) abort();
     vary(&run, m, l);
-    if (!is_shared(l) && l->threads >= FA_BACKWARD_SM90_THREADS && l->backward_sm90.groups > 0)
-        cleared_ahead++;
+    cleared_ahead += clears_ahead(l);
     snprintf(name, sizeof name,
              "number %lld: %s, %s, %s copies, %s products, lanes %x of warp %u slow",
              (long long)m->number, fa_variants[l->variant].name,
