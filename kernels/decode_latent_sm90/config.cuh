@@ -45,27 +45,29 @@ enum {
     GROUP_COLUMNS = VALUE_DIM / VALUE_GROUPS,
     PAIR_BYTES = 2 * BLOCK_BYTES,
     TAIL_STAGES = FA_DECODE_LATENT_SM90_TAILS,
-    WEIGHT_BUFFERS = FA_DECODE_LATENT_SM90_WEIGHTS,
+    SCORE_BYTES = FA_DECODE_LATENT_SM90_SCORES,
     Q_BLOCKS = K_BLOCKS - OWN_BLOCKS, /* in shared memory */
-    /* Of pairs, where the others are at first, beside the buffers of weights. */
-    QUERY_STAGES = (OWN_BLOCKS - WEIGHT_BUFFERS + 1) / 2,
-    OUTPUTS = GROUP_COLUMNS / 2 /* accumulators of a thread that has values */
+    /* Of pairs, where the others are at first, beside the buffer of scores. */
+    QUERY_STAGES = (OWN_BLOCKS - SCORE_BYTES / BLOCK_BYTES + 1) / 2,
+    OUTPUTS = GROUP_COLUMNS / 2, /* accumulators of a thread that has values */
+    WEIGHT_STEPS = 3             /* steps of 16 keys whose weights it holds */
 };
 static_assert(ROWS == 64 && KEYS == 64, "a product has 64 rows, and a box as many keys");
 static_assert(K_BLOCKS * BLOCK_COLUMNS == HEAD_DIM && K_BLOCKS == V_BLOCKS + 1,
               "one block behind the values");
 static_assert(GROUP_PAIRS == 2 && GROUP_PAIRS * VALUE_GROUPS * 2 * BLOCK_COLUMNS == VALUE_DIM,
               "two products of 128 columns a warpgroup");
-static_assert(FA_DECODE_LATENT_SM90_FACTORS == 4 * WEIGHT_BUFFERS * ROWS, "the planner's bytes");
+static_assert(SCORE_BYTES == 4 * ROWS * KEYS, "the planner's bytes");
 static_assert(STAGES >= 2 * V_PAIRS, "two key tiles: scores are a tile ahead of values");
-static_assert(OWN_BLOCKS <= 2 * QUERY_STAGES + WEIGHT_BUFFERS, "room for those at first");
+static_assert(OWN_BLOCKS <= 2 * QUERY_STAGES + SCORE_BYTES / BLOCK_BYTES,
+              "room for those at first");
 static_assert(OPTIONS == 0, "what the kernel can do");
 
 /* Registers of a thread that loads, of one that has scores, and of one that has values. */
 #ifndef SCORES_REGISTERS
 #define PRODUCER_REGISTERS 32
-#define SCORES_REGISTERS 160
-#define VALUES_REGISTERS 160
+#define SCORES_REGISTERS 144
+#define VALUES_REGISTERS 168
 #endif
 static_assert(WARPGROUP *
                       (PRODUCER_REGISTERS + SCORES_REGISTERS + VALUE_GROUPS * VALUES_REGISTERS) <=
@@ -92,7 +94,7 @@ enum {
 };
 static_assert(4 * ROWS * ROW_FLOATS <= STAGES * PAIR_BYTES, "room for the block's sums");
 static_assert(4 * ROWS * FA_DECODE_PARTS <= STAGES * PAIR_BYTES, "room for the parts' factors");
-static_assert(4 * ROWS * 2 <= WEIGHT_BUFFERS * BLOCK_BYTES, "room for the rows' factors");
+static_assert(4 * ROWS * 2 <= SCORE_BYTES, "room for the rows' factors");
 
 /* Of consumers alone, counted from the first of them. */
 FA_DEVICE int thread_id(void) { return ptx_thread_id() - WARPGROUP; }

@@ -16,8 +16,12 @@
  * loaded once:
  *
  *     producer            a warp loads by TMA, or several from small pages
- *     consumer of scores  a warpgroup: S of 64 rows and 64 keys, weights to shared memory
- *     consumers of values two warpgroups: 256 columns of O each, 128 registers a thread
+ *     consumer of scores  a warpgroup: S of 64 rows and 64 keys, to shared memory
+ *     consumers of values two warpgroups: weights, and 256 columns of O each, 128 registers a
+ *                         thread
+ *
+ * With an even number of chunks of 64 query heads, two blocks may form a cluster: they have the same
+ * key tiles, and each loads half of them for both.
  *
  * Five of nine blocks of columns of the queries are in registers of the consumer of scores. So
  * there is room for ten pairs of blocks of columns of keys, two key tiles and a half: the next
@@ -40,12 +44,30 @@
 
 /* ---- What a block does ----------------------------------------------------------------------- */
 
+FA_DEVICE int rank_of(const fa_decode_latent_sm90_params *s)
+{
+    return s->cluster > 1 ? (int)(blockIdx.x % 2) : 0;
+}
+
+/* The number of the block's part among those of all work tiles. The blocks of a cluster have the
+ * same part of two work tiles that differ in their query heads alone: neighbours in a sequence's
+ * `chunks` of heads. */
+FA_DEVICE int64_t find_number(const fa_decode_params *d, const fa_decode_latent_sm90_params *s)
+{
+    const fa_attention_params *p = &d->attention;
+    if (s->cluster == 1) return blockIdx.x;
+    const int64_t pairs = p->tasks / 2, pair = blockIdx.x / 2;
+    const int64_t part = fa_divide(pair, pairs), rest = pair - part * pairs;
+    const int64_t outer = fa_divide(rest, p->tiles), tile = rest - outer * p->tiles;
+    return part * p->tasks + (2 * outer + rank_of(s)) * p->tiles + tile;
+}
+
 /* In the launch that merges, blocks with the rows of a work tile follow each other. */
 FA_DEVICE void describe_block(const fa_decode_params *d, const fa_decode_latent_sm90_params *s,
                               fa_work *w)
 {
     if (d->step != FA_DECODE_MERGE) {
-        *w = describe_work(d, NULL, blockIdx.x);
+        *w = describe_work(d, NULL, find_number(d, s));
         w->first_row = 0;
         return;
     }
@@ -75,22 +97,28 @@ FA_DEVICE bool merges(const fa_decode_params *d, const fa_work *w)
 FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, bool scores)
 {
     const fa_work *w = &pipe->state->work;
-    float *const factors = (float *)(void *)pipe->weights, *const sums =
-                                                               (float *)(void *)pipe->pairs;
+    float *const factors = (float *)(void *)pipe->scores;
+    float *const shared = (float *)(void *)pipe->pairs;
     if (scores) {
-        row_sums rows = {{NOTHING_SEEN, NOTHING_SEEN}, {0.0f, 0.0f}};
-        consume_scores(pipe, d, &rows);
-        sync_threads(); /* all products have ended: weights and keys are no longer needed */
-        store_row_ends(d, w, &rows, factors);
+        consume_scores(pipe, d);
+        if (stores_vectors(d, w)) return;
+        sync_threads();
     } else {
         const int half = (int)ptx_uniform((uint32_t)(warp_id() / GROUP_WARPS - 1));
-        float out[OUTPUTS];
-        consume_values(pipe, d, half, out);
-        sync_threads();
-        share_sums(out, half, sums);
+        row_sums own = {{0.0f, 0.0f}};
+        float out[OUTPUTS], sum[2];
+        consume_values(pipe, d, half, out, &own);
+        find_row_sums(&own, sum);
+        if (stores_vectors(d, w)) {
+            store_result_columns(pipe, d, w, out, half, sum);
+            return;
+        }
+        sync_threads(); /* all products have ended: scores and keys are no longer needed */
+        share_sums(out, half, shared);
+        if (half == 0) store_row_ends(pipe, d, w, sum, factors);
     }
     sync_threads();
-    store_sums(d, w, sums, factors);
+    store_sums(d, w, shared, factors);
 }
 
 /* The rows of a work tile without keys, or of merged parts. */
@@ -98,7 +126,7 @@ FA_DEVICE void merge_rows(const pipeline *pipe, const fa_decode_params *d)
 {
     const fa_work *w = &pipe->state->work;
     fa_sources parts = {NULL, 0, 0};
-    const fa_merged merged = {(float *)(void *)pipe->pairs, (float *)(void *)pipe->weights};
+    const fa_merged merged = {(float *)(void *)pipe->pairs, (float *)(void *)pipe->scores};
     if (w->parts > 1) parts = (fa_sources){find_part(d, w, 0), part_floats(d), w->parts};
     merge(d, w, &parts, &merged, NULL);
 }
@@ -118,23 +146,25 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
     __shared__ shared_state shared;
     shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
     char *q = (char *)ptx_uniform_pointer((char *)raw + (-ptx_shared_address(raw) & 1023));
-    char *tails = q + Q_BLOCKS * BLOCK_BYTES, *pairs = tails + TAIL_STAGES * BLOCK_BYTES;
-    char *weights = pairs + STAGES * PAIR_BYTES;
     const pipeline pipe = {.q = q,
-                           .tails = tails,
-                           .pairs = pairs,
-                           .weights = weights,
-                           .rescale = (float *)(void *)(weights + WEIGHT_BUFFERS * BLOCK_BYTES),
+                           .tails = q + TAILS_AT,
+                           .pairs = q + PAIRS_AT,
+                           .scores = (float4 *)(void *)(q + SCORES_AT),
+                           .rows = (score_row *)(void *)(q + ROWS_AT),
+                           .descriptor = ptx_uniform(ptx_descriptor_low_in_cluster(q, 0)),
+                           .cluster = s.cluster,
+                           .rank = rank_of(&s),
                            .state = state};
     if (threadIdx.x == 0) {
         ptx_tma_prefetch(&s.k);
-        init_barriers(state, loading_warps(&s));
+        init_barriers(state, loading_warps(&s), s.cluster);
         describe_block(&d, &s, &state->work);
     }
     /* The launch that merges overlaps that of the parts. */
     if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids();
     else ptx_let_next_grid_start();
-    __syncthreads();
+    if (s.cluster > 1) ptx_cluster_sync(); /* the peer's barriers are there, too */
+    else __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         const bool loads = (int)threadIdx.x / 32 < loading_warps(&s);
@@ -146,4 +176,5 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
         ptx_increase_registers(VALUES_REGISTERS);
         consume(&pipe, &d, false);
     }
+    if (s.cluster > 1) ptx_cluster_sync(); /* the peer may still arrive at barriers of this block */
 }

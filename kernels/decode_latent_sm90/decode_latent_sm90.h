@@ -20,20 +20,20 @@
 /* One warpgroup loads, one has the scores, two have half of the values' columns each. */
 #define FA_DECODE_LATENT_SM90_THREADS (4 * 128)
 
-/* Stages of key columns behind those of the values, and buffers of weights. */
-enum { FA_DECODE_LATENT_SM90_TAILS = 2, FA_DECODE_LATENT_SM90_WEIGHTS = 2 };
+/* Stages of key columns after those of the values. */
+enum { FA_DECODE_LATENT_SM90_TAILS = 2 };
 
-/* Bytes of 64 columns of 64 rows: of queries, keys or weights. */
+/* Bytes of 64 columns of 64 rows of queries or keys. */
 enum { FA_DECODE_LATENT_SM90_BLOCK = 64 * 128 };
 
-/* Bytes of a number for each row and buffer of weights. */
-enum { FA_DECODE_LATENT_SM90_FACTORS = 4 * 64 * FA_DECODE_LATENT_SM90_WEIGHTS };
+/* Bytes of a key tile's scores, as floats, and of four numbers for each of their rows. */
+enum { FA_DECODE_LATENT_SM90_SCORES = 64 * 64 * 4, FA_DECODE_LATENT_SM90_ROWS = 64 * 16 };
 
 /* Bytes of dynamic shared memory, with room to align to 1024. */
 #define FA_DECODE_LATENT_SM90_SMEM(dim, own_blocks, stages)                                        \
-    (FA_DECODE_LATENT_SM90_BLOCK * ((dim) / 64 - (own_blocks) + 2 * (stages) +                     \
-                                    FA_DECODE_LATENT_SM90_TAILS + FA_DECODE_LATENT_SM90_WEIGHTS) + \
-     FA_DECODE_LATENT_SM90_FACTORS + 1024)
+    (FA_DECODE_LATENT_SM90_BLOCK *                                                                 \
+         ((dim) / 64 - (own_blocks) + 2 * (stages) + FA_DECODE_LATENT_SM90_TAILS) +                \
+     FA_DECODE_LATENT_SM90_SCORES + FA_DECODE_LATENT_SM90_ROWS + 1024)
 
 /* The kernel's second parameter. Its first one is that of decode_sm80, whose step is
  * FA_DECODE_STORE or FA_DECODE_MERGE: parts are merged by a second launch, in which several blocks
@@ -43,6 +43,7 @@ typedef struct fa_decode_latent_sm90_params {
     fa_sm90_steps k_step; /* factors of its indices */
     int32_t box_rows;     /* 64, or a divisor of it and of a page's rows: 32, 16 or 8 */
     int32_t merged_rows;  /* of a block that merges */
+    int32_t cluster;      /* blocks that load key tiles for each other: 2, or 1 */
 } fa_decode_latent_sm90_params;
 
 #endif

@@ -44,18 +44,28 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_latent_sm90
 }
 
 /* Blocks of columns from `block` on, to a stage whose phase this begins. Each warp that loads says
- * what comes by its boxes. */
-FA_DEVICE void load_blocks(const fa_decode_latent_sm90_params *s, const fa_work *w,
-                           const fa_box *box, int block, int blocks, char *to, uint64_t *full)
+ * what comes by its boxes, and by those of the same warp of the peer. The blocks of a cluster take
+ * turns: the block of columns number i is loaded by the one of rank (first + i) % 2, for both. */
+FA_DEVICE void load_blocks(const pipeline *pipe, const fa_decode_latent_sm90_params *s,
+                           const fa_work *w, const fa_box *box, int block, int blocks, int first,
+                           char *to, uint64_t *full)
 {
+    const int x = BLOCK_COLUMNS * block, z = (int)w->tile.head_kv * s->k_step.head;
     const int at = first_row_of_box(s);
     if (lane_id() == 0)
         ptx_mbarrier_arrive_expect(full, blocks * rows_of_warp(s) * BLOCK_COLUMNS * 2);
     __syncwarp();
     if (at >= KEYS) return;
-    for (int i = 0; i < blocks; i++)
-        ptx_tma_load_4d(to + i * BLOCK_BYTES + at * 128, &s->k, full, BLOCK_COLUMNS * (block + i),
-                        box->row, (int)w->tile.head_kv * s->k_step.head, box->outer);
+    if (pipe->cluster == 1) {
+        for (int i = 0; i < blocks; i++)
+            ptx_tma_load_4d(to + i * BLOCK_BYTES + at * 128, &s->k, full, x + BLOCK_COLUMNS * i,
+                            box->row, z, box->outer);
+        return;
+    }
+    const int i = (pipe->rank ^ first) & 1;
+    if (i < blocks)
+        ptx_tma_load_4d_blocks(to + i * BLOCK_BYTES + at * 128, &s->k, full, x + BLOCK_COLUMNS * i,
+                               box->row, z, box->outer, 3);
 }
 
 /* Tile n, in the order in which its scores are computed. */
@@ -65,13 +75,14 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_latent_sm90_param
     shared_state *state = pipe->state;
     __syncwarp(); /* no lane comes to a barrier two phases late */
     ptx_mbarrier_wait(&state->tail_empty[tail_stage(n)], tail_parity(n) ^ 1);
-    load_blocks(s, w, box, V_BLOCKS, 1, tail_at(pipe, n), &state->tail_full[tail_stage(n)]);
+    load_blocks(pipe, s, w, box, V_BLOCKS, 1, n, tail_at(pipe, n),
+                &state->tail_full[tail_stage(n)]);
     for (int place = 0; place < V_PAIRS; place++) {
         const uint32_t count = pair_count(n, place);
         __syncwarp();
         if (count == STAGES - QUERY_STAGES) ptx_mbarrier_wait(&state->queries_taken, 0);
         ptx_mbarrier_wait(&state->pair_empty[stage_of(count)], parity_of(count) ^ 1);
-        load_blocks(s, w, box, first_block_of(place), 2, pair_at(pipe, count),
+        load_blocks(pipe, s, w, box, first_block_of(place), 2, 0, pair_at(pipe, count),
                     &state->pair_full[stage_of(count)]);
     }
 }
@@ -80,16 +91,18 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_latent_sm90_param
 enum { TILES_AHEAD = 2 };
 
 /* Asks for a tile to be brought to the second-level cache. */
-FA_DEVICE void prefetch_tile(const fa_decode_latent_sm90_params *s, const fa_work *w,
-                             const fa_box *box)
+FA_DEVICE void prefetch_tile(const pipeline *pipe, const fa_decode_latent_sm90_params *s,
+                             const fa_work *w, const fa_box *box)
 {
     if (first_row_of_box(s) >= KEYS) return;
-    for (int i = 0; i < K_BLOCKS; i++)
+    for (int i = pipe->rank; i < K_BLOCKS; i += pipe->cluster)
         ptx_tma_prefetch_4d(&s->k, BLOCK_COLUMNS * i, box->row,
                             (int)w->tile.head_kv * s->k_step.head, box->outer);
 }
 
-/* Page numbers are read a tile before they are needed. */
+/* Page numbers are read a tile before they are needed. With many keys, the queries come before all
+ * keys but those of the first tile: all blocks of the device begin at the same time, and more keys
+ * would delay them. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
                        const fa_decode_latent_sm90_params *s)
 {
@@ -101,7 +114,8 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
     for (int n = 0; n < tiles.count; n++) {
         const fa_box next = find_box(d, s, w, tiles.first + (n + TILES_AHEAD + 1) * KEYS);
         load_tile(pipe, s, w, &boxes[0], n);
-        if (n + TILES_AHEAD < tiles.count) prefetch_tile(s, w, &boxes[TILES_AHEAD]);
+        if (n == 0 && w->parts == 1) ptx_mbarrier_wait(&pipe->state->queries_read, 0);
+        if (n + TILES_AHEAD < tiles.count) prefetch_tile(pipe, s, w, &boxes[TILES_AHEAD]);
 #pragma unroll
         for (int i = 0; i < TILES_AHEAD; i++) boxes[i] = boxes[i + 1];
         boxes[TILES_AHEAD] = next;

@@ -19,11 +19,12 @@ typedef struct own_queries {
 } own_queries;
 
 /* Where a block of columns is when all consumers have fetched it: those of registers take the last
- * pairs' stages and the buffers of weights until they are in registers. */
+ * pairs' stages and the buffer of scores until they are in registers. */
 FA_DEVICE char *query_block_at(const pipeline *pipe, int block)
 {
     if (block >= OWN_BLOCKS) return pipe->q + (block - OWN_BLOCKS) * BLOCK_BYTES;
-    if (block >= 2 * QUERY_STAGES) return pipe->weights + (block - 2 * QUERY_STAGES) * BLOCK_BYTES;
+    if (block >= 2 * QUERY_STAGES)
+        return (char *)(void *)pipe->scores + (block - 2 * QUERY_STAGES) * BLOCK_BYTES;
     return pipe->pairs + (STAGES - QUERY_STAGES) * PAIR_BYTES + block * BLOCK_BYTES;
 }
 
@@ -75,11 +76,13 @@ FA_DEVICE void share_queries(const pipeline *pipe, const fa_decode_params *d, co
     if (d->attention.q.vector == 8) fetch_queries(pipe, d, w);
     else gather_queries(pipe, d, w);
     ptx_fence_proxy_async();
+    __syncwarp();
+    ptx_mbarrier_arrive_if(&pipe->state->queries_read, lane_id() == 0);
     sync_threads();
 }
 
-/* By the consumer of scores, behind share_queries(): its own ones to registers. A warp's rows of
- * the buffers of weights are read and written by this warp alone. */
+/* By the consumer of scores, after share_queries(): its own ones to registers. It releases the
+ * stages when the first products have read these registers. */
 FA_DEVICE void take_own_queries(const pipeline *pipe, own_queries *q)
 {
     const int row = warp_id() % GROUP_WARPS * 16 + lane_id() % 16;
@@ -87,8 +90,8 @@ FA_DEVICE void take_own_queries(const pipeline *pipe, own_queries *q)
     for (int i = 0; i < OWN_BLOCKS * 4; i++)
         ptx_ldmatrix_x4(q->at[i], ptx_shared_address(query_block_at(pipe, i / 4)) +
                                       swizzled(row, i % 4 * 2 + lane_id() / 16));
-    __syncwarp();
-    ptx_mbarrier_arrive_if(&pipe->state->queries_taken, lane_id() == 0);
+    /* The buffer of scores is free. */
+    ptx_named_barrier_sync(BARRIER_OF_CONSUMER + CONSUMER_SCORES, WARPGROUP);
 }
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * The consumer of scores: S = Q K^T, logits, weights by a running max. For each key tile n it
+ * The consumer of scores: S = Q K^T, masks, and the bases of weights, by a running max. Threads of
+ * the consumers of values make weights of the scores: each needs those that the same thread of this
+ * warpgroup holds.
  *
- *     issues S of tile n, announces weights n - 1, weighs, stores weights n
- *
- * It announces weights to the consumers of values when the products of S have nearly ended. So
- * scores come first, and the values' products take the tensor cores while this warpgroup weighs.
- * Where memory is the limit and the keys of tile n are not there yet, it announces them at once.
+ * Scores have priority on the tensor cores. The consumers of values make the weights of tile n while
+ * the products of S of tile n + 1 run, and issue their own products when these have nearly ended. If
+ * the keys of tile n + 1 have not come yet, they need not wait.
  */
 #ifndef FA_KERNELS_DECODE_LATENT_SM90_SCORES_CUH
 #define FA_KERNELS_DECODE_LATENT_SM90_SCORES_CUH
@@ -26,11 +26,10 @@
 /* ---- Products -------------------------------------------------------------------------------- */
 
 /* Issues the products of a block of columns of the keys. */
-FA_DEVICE void issue_block(const pipeline *pipe, const own_queries *q, int block, const char *keys,
+FA_DEVICE void issue_block(const pipeline *pipe, const own_queries *q, int block, uint32_t k,
                            int accumulate, float *s)
 {
-    const uint32_t k = ptx_descriptor_low(keys, 0);
-    uint32_t shared = ptx_descriptor_low(pipe->q, 0);
+    uint32_t shared = pipe->descriptor;
     __asm__ volatile("" : "+r"(shared)); /* or each step's descriptor would be kept in a register */
 #pragma unroll
     for (int step = 0; step < 4; step++) {
@@ -58,14 +57,14 @@ FA_DEVICE void issue_scores(const pipeline *pipe, const own_queries *q, int n, f
     ptx_mbarrier_wait(&pipe->state->tail_full[tail_stage(n)], tail_parity(n));
     wait_for_pair(pipe, n, 0);
     ptx_wgmma_fence();
-    issue_block(pipe, q, V_BLOCKS, tail_at(pipe, n), 0, s);
+    issue_block(pipe, q, V_BLOCKS, tail_descriptor(pipe, n), 0, s);
 #pragma unroll
     for (int place = 0; place < V_PAIRS; place++) {
-        const char *keys = pair_at(pipe, pair_count(n, place));
+        const uint32_t keys = pair_descriptor(pipe, pair_count(n, place));
         if (place < V_PAIRS - 1) wait_for_pair(pipe, n, place + 1);
         ptx_wgmma_fence();
         issue_block(pipe, q, first_block_of(place), keys, 1, s);
-        issue_block(pipe, q, first_block_of(place) + 1, keys + BLOCK_BYTES, 1, s);
+        issue_block(pipe, q, first_block_of(place) + 1, keys + BLOCK_BYTES / DESCRIPTOR_UNIT, 1, s);
         ptx_wgmma_commit();
     }
 }
@@ -97,22 +96,16 @@ FA_DEVICE void clear_unseen(const pipeline *pipe, const fa_work *w, int n, int f
     ptx_named_barrier_sync(BARRIER_OF_CONSUMER + CONSUMER_SCORES, WARPGROUP);
 }
 
-/* ---- Weights --------------------------------------------------------------------------------- */
+/* ---- What makes weights of scores ------------------------------------------------------------ */
 
 /* Instead of RESCALE_ABOVE: a base stays until logits are so far beyond it, for the outputs of 256
  * columns are many to multiply. The weights fit into the element type. */
 #define RAISE_ABOVE (ELEMENT == FA_ELEMENT_BFLOAT16 ? 16.0f : 15.0f)
 
-/* Of the thread's two rows. */
-typedef struct row_sums {
-    float base[2]; /* of the weights, in powers of two */
-    float sum[2];  /* of the thread's own columns */
-} row_sums;
-
-/* New bases for rows whose logits are too far beyond the old ones. rescale: what the outputs so far
- * are to be multiplied by. Most tiles raise none, which a vote finds out faster than four lanes
- * their largest logit. */
-FA_DEVICE void raise_bases(const fa_scores *s, row_sums *rows, float rescale[2])
+/* New bases, in powers of two, for the thread's two rows if their logits, scores times unit, are
+ * too far beyond the old ones. rescale: what the outputs so far are to be multiplied by. Most tiles
+ * raise none, which a vote finds out faster than four lanes their largest logit. */
+FA_DEVICE void raise_bases(const fa_scores *s, float unit, float base[2], float rescale[2])
 {
     float top[2];
     bool beyond = false;
@@ -122,53 +115,45 @@ FA_DEVICE void raise_bases(const fa_scores *s, row_sums *rows, float rescale[2])
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++)
             top[half] = fmaxf(top[half], fmaxf(s->at[0][n][2 * half], s->at[0][n][2 * half + 1]));
-        beyond |= top[half] > rows->base[half] + RAISE_ABOVE;
+        top[half] *= unit;
+        beyond |= top[half] > base[half] + RAISE_ABOVE;
         rescale[half] = 1.0f;
     }
     if (!__any_sync(0xffffffffu, beyond)) return;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float before = rows->base[half], highest = fa_max_over_lanes(top[half], 4);
-        const float base = highest > before + RAISE_ABOVE ? highest - HEADROOM : before;
-        rescale[half] = ptx_ex2(before - base);
-        rows->base[half] = base;
-        rows->sum[half] *= rescale[half];
+        const float before = base[half], highest = fa_max_over_lanes(top[half], 4);
+        base[half] = highest > before + RAISE_ABOVE ? highest - HEADROOM : before;
+        rescale[half] = ptx_ex2(before - base[half]);
     }
 }
 
-/* Logits become weights, packed as wgmma leaves results. */
-FA_DEVICE void weigh(const fa_scores *s, row_sums *rows, uint32_t weights[KEY_TILES][2])
+/* Gives the tile's scores to the consumers of values, when these have taken those of the tile
+ * before. */
+FA_DEVICE void share_scores(const pipeline *pipe, int n, const fa_scores *s, float unit,
+                            const float base[2], const float rescale[2], int leader)
 {
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float first = ptx_ex2(s->at[0][n][2 * half] - rows->base[half]);
-            const float second = ptx_ex2(s->at[0][n][2 * half + 1] - rows->base[half]);
-            rows->sum[half] += first + second;
-            weights[n][half] = fa_pack_x2(first, second);
-        }
-}
-
-/* To the buffer of tile n, when the consumers of values have used what was there. */
-FA_DEVICE void store_weights(const pipeline *pipe, int n, uint32_t weights[KEY_TILES][2],
-                             const float rescale[2])
-{
-    const uint32_t to = ptx_shared_address(weights_at(pipe, n));
-    const int row = warp_id() * 16 + lane_id() % 16;
-    float *factors = pipe->rescale + weights_buffer(n) * ROWS;
+    float4 *own = pipe->scores + thread_id() % WARPGROUP;
     __syncwarp(); /* no lane comes to a barrier two phases late */
-    ptx_mbarrier_wait(&pipe->state->weights_empty[weights_buffer(n)], weights_parity(n) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->scores_empty, (n & 1) ^ 1);
 #pragma unroll
-    for (int i = 0; i < KEY_TILES; i += 2)
-        ptx_stmatrix_x4(to + swizzled(row, i + lane_id() / 16), weights[i]);
-    if (lane_id() % 4 == 0) {
-        factors[row_of(0, 0)] = rescale[0];
-        factors[row_of(0, 1)] = rescale[1];
-    }
-    ptx_fence_proxy_async();
+    for (int i = 0; i < KEY_TILES; i++)
+        own[i * WARPGROUP] =
+            make_float4(s->at[0][i][0], s->at[0][i][1], s->at[0][i][2], s->at[0][i][3]);
+    if (lane_id() % 4 == 0)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            *(float4 *)(void *)&pipe->rows[row_of(0, half)] =
+                make_float4(base[half], unit, rescale[half], 0.0f);
     __syncwarp();
+    ptx_mbarrier_arrive_if(&pipe->state->scores_full, leader);
 }
+
+/* ---- The loop -------------------------------------------------------------------------------- */
+
+/* Groups of the products of S, of V_PAIRS, that still run when it is the values' turn: about as
+ * long as it takes until their products begin. */
+#define GROUPS_RUNNING 1
 
 /* Whether the first keys of tile n have come. Lanes may have different answers. */
 FA_DEVICE bool is_there(const pipeline *pipe, int n)
@@ -177,35 +162,29 @@ FA_DEVICE bool is_there(const pipeline *pipe, int n)
     return ptx_mbarrier_is_over(&pipe->state->pair_full[stage_of(count)], parity_of(count));
 }
 
-FA_DEVICE void announce_weights(const pipeline *pipe, int n, int leader)
+FA_DEVICE void let_values_issue(const pipeline *pipe, int leader)
 {
-    ptx_mbarrier_arrive_if(&pipe->state->weights_full[weights_buffer(n)], leader);
+    ptx_mbarrier_arrive_if(&pipe->state->values_turn, leader);
 }
 
-/* What make_logits() does to most tiles. */
-FA_DEVICE void scale_scores(float *s, float unit)
+/* Whether scores become weights by a factor alone, in a tile that all rows see. */
+FA_DEVICE bool is_plain(const fa_decode_params *d, float unit)
 {
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] *= unit;
+    return d->attention.softcap == 0.0f && unit > 0.0f && unit < INFINITY;
 }
 
-/* ---- The loop -------------------------------------------------------------------------------- */
-
-/* Groups of the products of S, of V_PAIRS, that still run when the weights of the tile before are
- * announced: about as long as it takes until the products of the values begin. */
-#define GROUPS_RUNNING 1
-
-FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, row_sums *rows)
+FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d)
 {
     const fa_work *w = &pipe->state->work;
     const key_tiles tiles = find_uniform_key_tiles(w);
     const int from = (int)ptx_uniform((uint32_t)w->from), to = (int)ptx_uniform((uint32_t)w->to);
     const int all_from = (int)ptx_uniform((uint32_t)w->all_from);
     const int all_to = (int)ptx_uniform((uint32_t)w->all_to);
-    const bool softcap = d->attention.softcap > 0.0f;
-    const float unit = d->attention.scale * FA_LOG2E;
+    const float scale = d->attention.scale * FA_LOG2E;
+    const bool plain = is_plain(d, scale);
     own_queries q;
     fa_scores s;
+    float base[2] = {NOTHING_SEEN, NOTHING_SEEN};
     float *const scores = s.at[0][0];
     int leader = lane_id() == 0;
     __asm__ volatile("" : "+r"(leader));
@@ -214,25 +193,25 @@ FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, r
 #pragma unroll 1
     for (int n = 0; n < tiles.count; n++) {
         const int first = tiles.first + n * KEYS;
-        uint32_t weights[KEY_TILES][2];
-        float rescale[2];
+        float rescale[2], unit = scale;
         if (__builtin_expect(first < from || first + KEYS > to, 0)) clear_unseen(pipe, w, n, first);
-        const int last = max(n - 1, 0), early = leader && n > 0 && !is_there(pipe, n);
-        announce_weights(pipe, last, early);
+        const int early = leader && n > 0 && !is_there(pipe, n);
+        let_values_issue(pipe, early);
         issue_scores(pipe, &q, n, scores);
         ptx_wgmma_wait(GROUPS_RUNNING);
-        announce_weights(pipe, last, leader && n > 0 && !early);
+        let_values_issue(pipe, leader && n > 0 && !early);
         ptx_wgmma_wait(0);
         ptx_register_fence(scores, KEYS / 2);
-        ptx_mbarrier_arrive_if(&pipe->state->tail_empty[tail_stage(n)], leader);
-        if (__builtin_expect(first < all_from || first + KEYS > all_to || softcap, 0))
+        release_stage(pipe, &pipe->state->tail_empty[tail_stage(n)], leader);
+        if (n == 0) release_stage(pipe, &pipe->state->queries_taken, leader);
+        if (__builtin_expect(first < all_from || first + KEYS > all_to || !plain, 0)) {
             make_logits(d, w, first, &s);
-        else scale_scores(scores, unit);
-        raise_bases(&s, rows, rescale);
-        weigh(&s, rows, weights);
-        store_weights(pipe, n, weights, rescale);
+            unit = 1.0f;
+        }
+        raise_bases(&s, unit, base, rescale);
+        share_scores(pipe, n, &s, unit, base, rescale, leader);
     }
-    announce_weights(pipe, tiles.count - 1, leader);
+    let_values_issue(pipe, leader);
 }
 
 #endif

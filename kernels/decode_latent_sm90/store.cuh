@@ -7,24 +7,83 @@
 
 #include "decode_latent_sm90/config.cuh"
 
+#include "common/exchange.cuh"
 #include "common/reduce.cuh"
 #include "decode_latent_sm90/pipeline.cuh"
-#include "decode_latent_sm90/scores.cuh"
+#include "decode_latent_sm90/values.cuh"
 #include "decode_sm80/merge.cuh"
+#include "ptx/store.cuh"
 
-/* By the consumer of scores: the ends of rows. factors: of the rows of results. */
-FA_DEVICE void store_row_ends(const fa_decode_params *d, const fa_work *w, const row_sums *rows,
-                              float *factors)
+/* The sums of the weights of the thread's two rows. */
+FA_DEVICE void find_row_sums(const row_sums *own, float sum[2])
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) sum[half] = fa_sum_over_lanes(own->at[half], 4);
+}
+
+/* ---- Results, from registers ----------------------------------------------------------------- */
+
+/* Whether rows of results are stored from registers: in vectors of 16 bytes. */
+FA_DEVICE bool stores_vectors(const fa_decode_params *d, const fa_work *w)
+{
+    return w->parts == 1 && d->attention.out.vector == 8;
+}
+
+/* The result's row r of the work tile; NULL: there is none. */
+FA_DEVICE char *find_result(const fa_decode_params *d, const fa_work *w, int r)
+{
+    const fa_tile *t = &w->tile;
+    const int head = head_of(d, r);
+    const int64_t i = t->first + query_of(d, r);
+    if (r >= w->rows || head >= w->heads || i >= t->room_q) return NULL;
+    return fa_view_row(&d->attention.out, t->block_q, t->start_q + i, t->head + head);
+}
+
+/* Two results; zeros for a factor of 0, whatever the sums are. */
+FA_DEVICE uint32_t scaled_x2(const float *sums, float factor)
+{
+    return factor == 0.0f ? 0 : fa_pack_x2(sums[0] * factor, sums[1] * factor);
+}
+
+/* By a consumer of values: its half of the columns. A lane stores eight columns of a row at a time.
+ * */
+FA_DEVICE void store_result_columns(const pipeline *pipe, const fa_decode_params *d,
+                                    const fa_work *w, const float *out, int half,
+                                    const float sum[2])
+{
+    const int t = lane_id() % 4, first = half * GROUP_COLUMNS + 8 * t;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int r = row_of(0, i);
+        char *row = find_result(d, w, r);
+        const float factor = row ? finish_row(d, w, r, pipe->rows[r].base, sum[i]) : 0.0f;
+#pragma unroll
+        for (int j = 0; j < OUTPUTS / 4; j += 4) {
+            uint32_t x[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) x[n] = scaled_x2(out + 4 * (j + n) + 2 * i, factor);
+            fa_exchange_words(x, t);
+            if (row && first + 8 * j < d->attention.d_v)
+                ptx_store_global_16(row + 2 * (first + 8 * j), make_uint4(x[0], x[1], x[2], x[3]));
+        }
+    }
+}
+
+/* ---- Parts, and results in other rows, through shared memory --------------------------------- */
+
+/* By a consumer of values: the ends of rows. factors: of the rows of results. */
+FA_DEVICE void store_row_ends(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
+                              const float sum[2], float *factors)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int r = row_of(0, half);
-        const float base = rows->base[half], sum = fa_sum_over_lanes(rows->sum[half], 4);
+        const float base = pipe->rows[r].base;
         if (lane_id() % 4 > 0 || r >= w->rows) continue;
-        if (w->parts == 1) factors[r] = finish_row(d, w, r, base, sum);
+        if (w->parts == 1) factors[r] = finish_row(d, w, r, base, sum[half]);
         else
             *(float2 *)(find_part(d, w, w->part) + r * ROW_FLOATS + VALUE_DIM) =
-                make_float2(base, sum);
+                make_float2(base, sum[half]);
     }
 }
 
@@ -52,12 +111,9 @@ FA_DEVICE void store_result(const fa_decode_params *d, const fa_work *w, int r, 
                             float factor)
 {
     const fa_attention_params *p = &d->attention;
-    const fa_tile *t = &w->tile;
-    const int head = head_of(d, r);
-    const int64_t i = t->first + query_of(d, r);
-    if (head >= w->heads || i >= t->room_q) return;
-    char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head + head);
-#pragma unroll
+    char *row = find_result(d, w, r);
+    if (!row) return;
+#pragma unroll 1
     for (int column = lane_id() * 4; column < VALUE_DIM; column += 32 * 4)
         fa_store4(row, &p->out, column, p->d_v, scaled(*(const float4 *)(sums + column), factor));
 }

@@ -1,5 +1,6 @@
 /*
- * A consumer of values: O += P V of half of the values' columns, 256 of them.
+ * A consumer of values: makes the weights P, and O += P V of half of the values' columns, 256 of
+ * them. Both consumers make the same weights, so these need not pass through shared memory.
  */
 #ifndef FA_KERNELS_DECODE_LATENT_SM90_VALUES_CUH
 #define FA_KERNELS_DECODE_LATENT_SM90_VALUES_CUH
@@ -26,26 +27,90 @@ FA_DEVICE uint32_t own_pair(int n, int i, int half)
     return pair_count(n, i * VALUE_GROUPS + half);
 }
 
-/* Makes the outputs fit the bases of tile n. */
-FA_DEVICE void rescale_outputs(const pipeline *pipe, int n, float *out)
+FA_DEVICE void release_pair(const pipeline *pipe, uint32_t count, int leader)
 {
-    const float *factors = pipe->rescale + weights_buffer(n) * ROWS;
-    const float rescale[2] = {factors[row_of(0, 0)], factors[row_of(0, 1)]};
-    if (!__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
-#pragma unroll
-    for (int i = 0; i < OUTPUTS; i++) out[i] *= rescale[i / 2 % 2];
+    release_stage(pipe, &pipe->state->pair_empty[stage_of(count)], leader);
 }
 
-/* Issues the products of a pair of blocks: 128 columns. */
-FA_DEVICE void issue_values(const pipeline *pipe, int n, uint32_t count, float *out)
+/* Sums of weights: of the thread's two rows and of its own keys. */
+typedef struct row_sums {
+    float at[2];
+} row_sums;
+
+/* Where the thread finds its scores, and the numbers of its two rows: addresses in shared memory.
+ * */
+typedef struct score_place {
+    uint32_t own, rows;
+    int leader; /* whether the lane arrives for its warp */
+} score_place;
+
+FA_DEVICE score_place find_scores(const pipeline *pipe)
 {
-    const uint32_t v = ptx_descriptor_low(pair_at(pipe, count), BLOCK_BYTES);
-    const uint32_t p = ptx_descriptor_low(weights_at(pipe, n), 0);
+    score_place at = {ptx_shared_address(pipe->scores + thread_id() % WARPGROUP),
+                      ptx_shared_address(&pipe->rows[row_of(0, 0)]), lane_id() == 0};
+    /* Kept in registers: to find them again takes longer. */
+    __asm__ volatile("" : "+r"(at.own), "+r"(at.rows), "+r"(at.leader));
+    return at;
+}
+
+/* What makes weights of the scores of the thread's two rows. */
+typedef struct weight_bases {
+    float unit, base[2];
+} weight_bases;
+
+/* Those of the next tile. Makes the sums fit them. */
+FA_DEVICE weight_bases change_bases(const score_place *at, float *out, row_sums *sums)
+{
+    float rescale[2];
+    weight_bases bases;
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(shared_pv, 128)
-    (out, ptx_descriptor(p + (uint32_t)(step * 32 / 16)),
-     ptx_descriptor(v + (uint32_t)(step * 16 * 128 / 16)), 1);
-    ptx_wgmma_commit();
+    for (int half = 0; half < 2; half++) {
+        const uint4 row =
+            ptx_ld_shared_v4(at->rows + (uint32_t)(half * 8 * (int)sizeof(score_row)));
+        bases.base[half] = fa_bits_float(row.x);
+        bases.unit = fa_bits_float(row.y);
+        rescale[half] = fa_bits_float(row.z);
+    }
+    if (!__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) return bases;
+#pragma unroll
+    for (int half = 0; half < 2; half++) sums->at[half] *= rescale[half];
+#pragma unroll
+    for (int i = 0; i < OUTPUTS; i++) out[i] *= rescale[i / 2 % 2];
+    return bases;
+}
+
+/* Makes weights of the tile's scores of 16 keys: an A operand of products. */
+FA_DEVICE void make_weights(const score_place *at, const weight_bases *bases, int step,
+                            row_sums *sums, uint32_t p[4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint4 s = ptx_ld_shared_v4(at->own + (uint32_t)((2 * step + i) * WARPGROUP * 16));
+        const float x0 = ptx_ex2(fmaf(fa_bits_float(s.x), bases->unit, -bases->base[0]));
+        const float x1 = ptx_ex2(fmaf(fa_bits_float(s.y), bases->unit, -bases->base[0]));
+        const float y0 = ptx_ex2(fmaf(fa_bits_float(s.z), bases->unit, -bases->base[1]));
+        const float y1 = ptx_ex2(fmaf(fa_bits_float(s.w), bases->unit, -bases->base[1]));
+        sums->at[0] += x0 + x1;
+        sums->at[1] += y0 + y1;
+        p[2 * i] = fa_pack_x2(x0, x1);
+        p[2 * i + 1] = fa_pack_x2(y0, y1);
+    }
+}
+
+FA_DEVICE void release_scores(const pipeline *pipe, int leader)
+{
+    __syncwarp(); /* all lanes have read */
+    ptx_mbarrier_arrive_if(&pipe->state->scores_empty, leader);
+}
+
+/* Issues the products of 16 keys and a pair of blocks: 128 columns. */
+FA_DEVICE void issue_values(const pipeline *pipe, uint32_t count, int step, const uint32_t p[4],
+                            float *out)
+{
+    const uint32_t v =
+        pair_descriptor(pipe, count) + ((uint32_t)(BLOCK_BYTES / DESCRIPTOR_UNIT) << 16);
+    PTX_WGMMA(pv, 128)
+    (out, p, ptx_descriptor(v + (uint32_t)(step * 16 * 128 / DESCRIPTOR_UNIT)), 1);
 }
 
 /* ---- Values that are not finite -------------------------------------------------------------- */
@@ -81,14 +146,13 @@ FA_DEVICE uint32_t fragments_at(const pipeline *pipe, int n, int half, int block
 
 /* O += P V of tile n, in which a weight of 0 leaves its value out: as fa_add_values_carefully, for
  * all blocks at once. */
-FA_DEVICE void add_tile_carefully(const pipeline *pipe, int n, int half, float *out)
+FA_DEVICE void add_tile_carefully(const pipeline *pipe, int n, int half, const score_place *at,
+                                  const weight_bases *bases, row_sums *sums, float *out)
 {
 #pragma unroll 1
     for (int step = 0; step < KEYS / 16; step++) {
-        const int row = warp_id() % GROUP_WARPS * 16 + lane_id() % 16;
         uint32_t a[M_TILES][4];
-        ptx_ldmatrix_x4(a[0], ptx_shared_address(weights_at(pipe, n)) +
-                                  swizzled(row, 2 * step + lane_id() / 16));
+        make_weights(at, bases, step, sums, a[0]);
 #pragma unroll
         for (int block = 0; block < 2 * GROUP_PAIRS; block++)
             fa_add_finite_values(block_of(out, block), a, fragments_at(pipe, n, half, block, step));
@@ -101,65 +165,85 @@ FA_DEVICE void add_tile_carefully(const pipeline *pipe, int n, int half, float *
                 fa_add_infinities(block_of(out, block), a, fragments_at(pipe, n, half, block, step),
                                   negative);
     }
+    release_scores(pipe, at->leader);
+    if (pipe->cluster > 1) __threadfence(); /* of what lanes have read, to the peer */
+    __syncwarp();
+    release_pair(pipe, own_pair(n, 0, half), at->leader);
+    release_pair(pipe, own_pair(n, 1, half), at->leader);
 }
 
 /* ---- The loop -------------------------------------------------------------------------------- */
 
-FA_DEVICE void release_pair(const pipeline *pipe, uint32_t count)
+/* O += P V of tile n; releases its scores and its stages. There are registers for weights of
+ * WEIGHT_STEPS times 16 keys: the others are made while products run. */
+FA_DEVICE void multiply_tile(const pipeline *pipe, int n, int half, const score_place *at,
+                             const weight_bases *bases, row_sums *sums, float *out)
 {
-    ptx_mbarrier_arrive_if(&pipe->state->pair_empty[stage_of(count)], lane_id() == 0);
-}
-
-/* O += P V of tile n; releases its stages. */
-FA_DEVICE void add_tile(const pipeline *pipe, int n, int half, bool carefully, float *out)
-{
-    if (carefully) {
-        add_tile_carefully(pipe, n, half, out);
-        __syncwarp(); /* all lanes have read */
-        release_pair(pipe, own_pair(n, 0, half));
-        release_pair(pipe, own_pair(n, 1, half));
-        return;
+    uint32_t p[WEIGHT_STEPS][4], made = 0;
+    const uint32_t zero = fa_opaque(0);
+#pragma unroll
+    for (int step = 0; step < WEIGHT_STEPS; step++) {
+        make_weights(at, bases, step, sums, p[step]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) made |= p[step][i];
     }
+    /* Part of the wait, or the assembler would make the weights after it. */
+    ptx_mbarrier_wait(&pipe->state->values_turn, (n & 1) | (int)(made & zero));
     ptx_register_fence(out, OUTPUTS);
-    ptx_wgmma_fence();
-    issue_values(pipe, n, own_pair(n, 0, half), out);
-    issue_values(pipe, n, own_pair(n, 1, half), out + OUTPUTS / 2);
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) {
+        if (step >= WEIGHT_STEPS) {
+            ptx_wgmma_wait(WEIGHT_STEPS - 1); /* the products of these registers have ended */
+            make_weights(at, bases, step, sums, p[step % WEIGHT_STEPS]);
+        }
+        ptx_wgmma_fence();
+        issue_values(pipe, own_pair(n, 0, half), step, p[step % WEIGHT_STEPS], out);
+        if (step == KEYS / 16 - 1) ptx_wgmma_commit();
+        issue_values(pipe, own_pair(n, 1, half), step, p[step % WEIGHT_STEPS], out + OUTPUTS / 2);
+        ptx_wgmma_commit();
+    }
+    release_scores(pipe, at->leader);
     ptx_wgmma_wait(1);
-    release_pair(pipe, own_pair(n, 0, half));
+    release_pair(pipe, own_pair(n, 0, half), at->leader);
     ptx_wgmma_wait(0);
     ptx_register_fence(out, OUTPUTS);
-    release_pair(pipe, own_pair(n, 1, half));
+    release_pair(pipe, own_pair(n, 1, half), at->leader);
 }
 
-/* The weights come when the tile's keys are there, so the waits for these as values only order what
- * TMA has written. */
+/* Waits for the scores. They come when the tile's keys are there, so the waits for these as values
+ * only order what TMA has written. */
 FA_DEVICE void acquire_tile(const pipeline *pipe, int n, int half)
 {
     shared_state *state = pipe->state;
     __syncwarp(); /* no lane comes to a barrier two phases late */
-    ptx_mbarrier_wait(&state->weights_full[weights_buffer(n)], weights_parity(n));
+    ptx_mbarrier_wait(&state->scores_full, n & 1);
     for (int i = 0; i < GROUP_PAIRS; i++) {
         const uint32_t count = own_pair(n, i, half);
         ptx_mbarrier_wait(&state->pair_full[stage_of(count)], parity_of(count));
     }
 }
 
-FA_DEVICE void consume_values(const pipeline *pipe, const fa_decode_params *d, int half, float *out)
+FA_DEVICE void consume_values(const pipeline *pipe, const fa_decode_params *d, int half, float *out,
+                              row_sums *sums)
 {
     const fa_work *w = &pipe->state->work;
-    const int count = (int)ptx_uniform((uint32_t)find_key_tiles(w).count);
+    const key_tiles tiles = find_uniform_key_tiles(w);
+    const int from = (int)ptx_uniform((uint32_t)w->from), to = (int)ptx_uniform((uint32_t)w->to);
+    const int all_from = (int)ptx_uniform((uint32_t)w->all_from);
+    const int all_to = (int)ptx_uniform((uint32_t)w->all_to);
     share_queries(pipe, d, w);
+    const score_place at = find_scores(pipe);
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) out[i] = 0.0f;
 #pragma unroll 1
-    for (int i = 0; i < count; i++) {
-        const int n = (int)ptx_uniform((uint32_t)i);
+    for (int i = 0; i < tiles.count; i++) {
+        const int n = (int)ptx_uniform((uint32_t)i), first = tiles.first + n * KEYS;
+        const bool hides = max(first, from) < all_from || min(first + KEYS, to) > all_to;
         acquire_tile(pipe, n, half);
-        rescale_outputs(pipe, n, out);
-        const bool careful = hides_keys(d, w, find_key_tiles(w).first + n * KEYS) &&
-                             has_nonfinite_values(pipe, n, half);
-        add_tile(pipe, n, half, careful, out);
-        ptx_mbarrier_arrive_if(&pipe->state->weights_empty[weights_buffer(n)], lane_id() == 0);
+        const weight_bases bases = change_bases(&at, out, sums);
+        if (__builtin_expect(hides, 0) && has_nonfinite_values(pipe, n, half))
+            add_tile_carefully(pipe, n, half, &at, &bases, sums, out);
+        else multiply_tile(pipe, n, half, &at, &bases, sums, out);
     }
 }
 

@@ -39,6 +39,19 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
                  : "memory");
 }
 
+/* The same into each block of the cluster whose bit is set in `blocks`, at the same address. The
+ * bytes count towards each block's own barrier. */
+FA_DEVICE void ptx_tma_load_4d_blocks(void *shared, const void *map, uint64_t *barrier, int x,
+                                      int y, int z, int w, int blocks)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(
+                     ptx_shared_address(shared)),
+                 "l"(map), "r"(ptx_shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w),
+                 "h"((uint16_t)blocks)
+                 : "memory");
+}
+
 /* The same for a box that is read once: the second-level cache evicts it first. */
 FA_DEVICE void ptx_tma_load_4d_once(void *shared, const void *map, uint64_t *barrier, int x, int y,
                                     int z, int w)
@@ -60,7 +73,8 @@ FA_DEVICE void ptx_tma_prefetch_4d(const void *map, int x, int y, int z, int w)
         : "memory");
 }
 
-/* Stores the part of the box at (x, y, z, w) that lies in the tensor. Waits are the same as for copies to global memory. */
+/* Stores the part of the box at (x, y, z, w) that lies in the tensor. Waits are the same as for
+ * copies to global memory. */
 FA_DEVICE void ptx_tma_store_4d(const void *map, const void *shared, int x, int y, int z, int w)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
@@ -113,14 +127,15 @@ FA_DEVICE void ptx_bulk_prefetch(const void *global, int bytes)
 /* Ends a group of this thread's copies to global memory. */
 FA_DEVICE void ptx_bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-/* Wait until at most `pending` groups have not been read from shared memory, or are not complete. Macros, because the
- * number is part of the instruction. */
+/* Wait until at most `pending` groups have not been read from shared memory, or are not complete.
+ * Macros, because the number is part of the instruction. */
 #define ptx_bulk_wait_read(pending)                                                                \
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory")
 #define ptx_bulk_wait(pending)                                                                     \
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory")
 
-/* Makes this thread's stores to shared memory visible to the TMA copies and wgmma products that follow. */
+/* Makes this thread's stores to shared memory visible to the TMA copies and wgmma products that
+ * follow. */
 FA_DEVICE void ptx_fence_proxy_async(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -7,6 +7,7 @@ bool fa_cuda_queue(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_la
     const fa_cuda_launch launch = {.device = plan->device,
                                    .grid = {l->grid, 1, 1},
                                    .threads = l->threads,
+                                   .cluster = l->cluster,
                                    .overlaps = l->overlaps,
                                    .smem_bytes = l->smem_bytes,
                                    .stream = stream};

@@ -116,7 +116,7 @@ typedef enum fa_cuda_dbias {
 struct fa_cuda_plan_launch {
     int variant; /* its id */
     uint32_t grid, threads, smem_bytes;
-    uint32_t cluster;       /* blocks that share a work tile, as the kernel says itself */
+    uint32_t cluster;       /* blocks of a cluster; 1: there are none */
     int tile_q, tile_k;     /* rows of a tile of queries and of keys; 0: it has none */
     int64_t fewest_queries; /* as in fa_attention_params */
     int64_t tiles;          /* of a batch item, or of all rows if packed */

@@ -35,7 +35,8 @@ static const uint32_t poison = 0x7fc0dead; /* a NaN of which nobody else has the
 typedef struct barrier {
     const uint64_t *word;
     int arrivals, missing; /* of a phase; of this one */
-    int bytes;             /* that this phase still expects */
+    int bytes;             /* that this phase still expects; from a peer they may come before */
+    int from_peer;         /* bytes that it has got from there */
     unsigned phase;
     int waiting;                 /* threads */
     uint32_t waits[MAX_THREADS]; /* of each thread so far */
@@ -54,8 +55,9 @@ typedef struct load {
     unsigned copier; /* the thread behind whose copies this is an arrival; those up to this group */
     int copies;      /* 0: it is none */
     int bytes;       /* in a row, or to the peer; 0: it is a box */
-    bool fenced;     /* they are read where copies see the block's shared memory */
-    float x[4];      /* else these are sent */
+    bool issued_by_peer;
+    bool fenced; /* they are read where copies see the block's shared memory */
+    float x[4];  /* else these are sent */
 } load;
 
 /* Floats on their way to global memory, where they are added, or a box that is stored. */
@@ -253,6 +255,7 @@ static void end_phase_if_complete(barrier *b)
     if (b->missing || b->bytes) return;
     b->phase++;
     b->missing = b->arrivals;
+    b->from_peer = 0;
 }
 
 static void arrive(barrier *b)
@@ -283,12 +286,13 @@ void hopper_barrier_expect(uint64_t *word, int bytes)
 static void receive_from_peer(barrier *b, int bytes)
 {
     b->bytes -= bytes;
+    b->from_peer += bytes;
     end_phase_if_complete(b);
 }
 
 static void receive(barrier *b, int bytes)
 {
-    if (b->bytes < bytes)
+    if (b->bytes + b->from_peer < bytes)
         cuda_die("barrier %d receives %d bytes and expects %d", number_of(b), bytes, b->bytes);
     b->bytes -= bytes;
     end_phase_if_complete(b);
@@ -442,7 +446,8 @@ static void finish_box(const load *l)
         read_row(l, row, bytes);
         write_row(l->to + row * SWIZZLE, bytes);
     }
-    receive(l->full, box_bytes(&l->map));
+    if (l->issued_by_peer) receive_from_peer(l->full, box_bytes(&l->map));
+    else receive(l->full, box_bytes(&l->map));
 }
 
 /* Data sent to a peer: its copies and products see them at once. */
@@ -545,9 +550,11 @@ static load describe_box(void *shared, const void *opaque, int axes, const int *
     return l;
 }
 
-void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *start)
+static void load_box(void *shared, const void *opaque, uint64_t *word, int axes, const int *start,
+                     bool issued_by_peer)
 {
     load l = describe_box(shared, opaque, axes, start);
+    l.issued_by_peer = issued_by_peer;
     l.full = find_barrier(word);
     if (!here()->barriers_fenced) cuda_die("barriers that TMA may not see yet");
     if (!units.run->late_copies) {
@@ -556,6 +563,27 @@ void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, con
     }
     spoil_box(&l);
     keep(&l);
+}
+
+void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *start)
+{
+    load_box(shared, opaque, word, axes, start, false);
+}
+
+void hopper_load_blocks(void *shared, const void *opaque, uint64_t *word, int axes,
+                        const int *start, unsigned blocks)
+{
+    const unsigned count = cuda_cluster_size(units.run), own = cuda_place % count;
+    void *to[CUDA_MOST_CLUSTER];
+    if (blocks == 0 || blocks >> count)
+        cuda_die("a load into blocks %x of a cluster of %u", blocks, count);
+    for (unsigned rank = 0; rank < count; rank++) to[rank] = cuda_at_peer(shared, rank);
+    for (unsigned rank = 0; rank < count; rank++) {
+        if (!(blocks >> rank & 1)) continue;
+        cuda_enter_block(rank);
+        load_box(to[rank], opaque, word, axes, start, rank != own);
+    }
+    cuda_enter_block(own);
 }
 
 /* ---- Bulk copies ----------------------------------------------------------------------------- */

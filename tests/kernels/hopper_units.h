@@ -29,6 +29,8 @@ bool hopper_barrier_is_over(uint64_t *barrier, int parity);
 
 /* Copies a box with the 128-byte swizzle. start: coordinates of its first element, innermost axis first. */
 void hopper_load(void *shared, const void *map, uint64_t *barrier, int axes, const int *start);
+void hopper_load_blocks(void *shared, const void *map, uint64_t *barrier, int axes,
+                        const int *start, unsigned blocks);
 
 /* Copies such a box to the tensor, or adds its floats to those that are there: what lies outside is not written. A bulk copy
  * to global memory, as additions are. */

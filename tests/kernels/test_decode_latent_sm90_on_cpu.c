@@ -43,7 +43,8 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_latent_sm90_on_cpu_forms.h"
 };
 
-static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were cut */
+static int runs[FA_VARIANTS], clusters,
+    cut; /* launches; with clusters; problems whose keys were cut */
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
@@ -79,6 +80,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
     CHECK(
         fa_cuda_decode_latent_sm90_params(p, l, merged_rows, hopper_encode_map, &both.more, &fault),
         "no map");
+    if (step == FA_DECODE_MERGE) both.more.cluster = 1;
     cuda_run run = {.name = name,
                     .kernel = kernels[l->variant],
                     .memory = &m->memory,
@@ -86,6 +88,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .units = &hopper_units,
                     .overlaps = step == FA_DECODE_MERGE,
                     .grid = step == FA_DECODE_MERGE ? grid : l->grid,
+                    .cluster = step == FA_DECODE_STORE && l->cluster > 1 ? l->cluster : 0,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
     vary(&run, m);
@@ -96,6 +99,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
              run.backwards ? "backwards" : "forwards", run.late_copies ? "late" : "early",
              run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
     runs[l->variant]++;
+    if (run.cluster) clusters++;
     cuda_run_kernel(&run);
 }
 
@@ -110,12 +114,16 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
+/* Clusters wherever the kernel can have them, for few keys as well. */
+static void choose_cluster(fa_cuda_plan_launch *l) { l->cluster = l->decode.chunks % 2 ? 1 : 2; }
+
 /* One key tile in a part is the least that there is. */
 static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
 {
     static const int64_t parts[] = {1, 2, 3, 128, 0, 5, 1};
     const int64_t count = parts[number % 7];
     if (count > 0) fa_cuda_cut_decode(l, count, 1);
+    choose_cluster(l);
 }
 
 static bool wants(void *context, const random_call *call)
@@ -296,6 +304,7 @@ static fa_cuda_plan_launch make_launch(server *s, int64_t parts)
                             sizeof why),
           "%s", why);
     fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    choose_cluster(&plan.launches[0]);
     return plan.launches[0];
 }
 
@@ -494,6 +503,7 @@ int main(int argc, char **argv)
         sample_end(kernels, runs);
     }
     CHECK(done > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
+    CHECK(clusters > 0 || argc > 1, "no launch had clusters");
     if (argc > 2) {
         printf("%d problems, keys of %d cut\n", done, cut);
         for (int i = 0; i < FA_VARIANTS; i++)

@@ -26,6 +26,13 @@ FA_DEVICE void ptx_tma_load_4d_once(void *shared, const void *map, uint64_t *bar
     ptx_tma_load_4d(shared, map, barrier, x, y, z, w);
 }
 
+FA_DEVICE void ptx_tma_load_4d_blocks(void *shared, const void *map, uint64_t *barrier, int x,
+                                      int y, int z, int w, int blocks)
+{
+    const int start[] = {x, y, z, w};
+    hopper_load_blocks(shared, map, barrier, 4, start, (unsigned)blocks);
+}
+
 FA_DEVICE void ptx_tma_store_4d(const void *map, const void *shared, int x, int y, int z, int w)
 {
     const int start[] = {x, y, z, w};
