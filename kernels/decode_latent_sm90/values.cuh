@@ -37,8 +37,7 @@ typedef struct row_sums {
     float at[2];
 } row_sums;
 
-/* Where the thread finds its scores, and the numbers of its two rows: addresses in shared memory.
- * */
+/* Where the thread finds its scores and the numbers of its two rows: addresses in shared memory. */
 typedef struct score_place {
     uint32_t own, rows;
     int leader; /* whether the lane arrives for its warp */
