@@ -27,8 +27,8 @@ typedef struct dv_state {
     float scale; /* from scores to exponents of 2; with a softcap, to the argument of tanh */
 } dv_state;
 
-/* Clears the weights of queries that do not see the thread's keys. Element 4j + 2r + i is query 8j
- * + 2 (lane % 4) + i and key r of the thread. */
+/* Clears the weights of queries that do not see the thread's keys. Element 4j + 2r + i is query
+ * 8j + 2 (lane % 4) + i and key r of the thread. */
 FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
