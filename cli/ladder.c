@@ -115,7 +115,7 @@ static int ceiling(int argc, char **argv)
 /* ---- the command ----------------------------------------------------------------------------- */
 
 static const struct {
-    const char *name, *shown; /* "run" as messages call it: "ladder run" */
+    const char *name, *shown; /* the subcommand in messages: "ladder run" */
     int (*function)(int argc, char **argv);
     const char *help;
 } PARTS[] = {{"list", "ladder list", list, "the rungs, and what the compiler made of them"},

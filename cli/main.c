@@ -1,4 +1,4 @@
-/* The command `flashattn`: picks the subcommand. */
+/* The command `flashattn`: chooses the subcommand. */
 #include <signal.h>
 #include <string.h>
 
@@ -71,8 +71,9 @@ static int dispatch(int argc, char **argv)
     return CLI_FINE;
 }
 
-/* Output that did not reach its file (a full disk, say) must not look like success. Beyond the limit of a
- * file's size (ulimit -f) writing fails like on a full disk, and does not end the command. */
+/* If output could not be written (for example because a disk is full), the command must fail.
+ * Beyond the limit of a file's size (ulimit -f), writing must fail in the same way, and not end the
+ * command by a signal. */
 int main(int argc, char **argv)
 {
     signal(SIGXFSZ, SIG_IGN);
