@@ -1,4 +1,4 @@
-/* Every way to misuse the command line: the message, the exit code, and nothing written. */
+/* Every misuse of the command line: the message, the exit code, and nothing written. */
 #include <stddef.h>
 #include <string.h>
 
@@ -50,7 +50,7 @@ static void test_dispatch(void)
         CHECK(strstr(o->out, NAMES[i]) != NULL, "help lacks %s", NAMES[i]);
 }
 
-/* Help works whatever else is on the line, and states the exit codes. */
+/* Help works whatever else is on the line, and lists the exit codes. */
 static void test_help(void)
 {
     static const char *const NAMES[] = {"run", "grad", "bench", "verify", "job", "ladder", "info"};
@@ -139,7 +139,7 @@ static void test_values(void)
     EXPECT_ERROR("--json is \"1\"; expected no value", "info", "--json=1");
 }
 
-/* Files that are good .npy but do not fit the problem. */
+/* Files that are valid .npy but do not fit the problem. */
 static void test_shapes(void)
 {
     EXPECT_ERROR("--k b3.npy has 3 axes, --q a.npy has 4; expected the same number", "run", "--q",
@@ -205,7 +205,7 @@ static void test_lengths(void)
                  "a.npy", "--v", "a.npy", "--out", "o.npy");
 }
 
-/* "-", and what cannot be. */
+/* "-", and where it is not allowed. */
 static void test_streams(void)
 {
     EXPECT_ERROR("--q and --v are both \"-\"; expected standard input for one of them", "run",

@@ -1,4 +1,4 @@
-/* The .npy reader's error paths, and writing whole or not at all. */
+/* The .npy reader's error paths, and files that are written completely or not at all. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -111,7 +111,7 @@ static void test_prefixes(void)
     CHECK(access("o.npy", F_OK) != 0, "o.npy exists");
 }
 
-/* Through a pipe the size is not known ahead; a header that asks for much gets no memory for it. */
+/* The size of a pipe is not known in advance; a header that requests much gets no memory for it. */
 static void test_pipe(void)
 {
     const char *write_pipe[] = {"run", "--q",   "pipe",  "--k",   "a.npy",
@@ -134,7 +134,7 @@ static void test_pipe(void)
     unlink("pipe");
 }
 
-/* "-": standard input and output. A file that does not fit leaves nothing of the others. */
+/* "-": standard input and output. If one file does not fit, none of the others is written. */
 static void test_streams(void)
 {
     const char *to_stdout[] = {"run",   "--q",   "-", "--k",   "a.npy",     "--v",
@@ -216,7 +216,7 @@ static void test_file_too_large(void)
     unlink("dir/o.npy");
 }
 
-/* The last output is a pipe that nobody reads: the command waits in the middle of writing. */
+/* The last output is a pipe that nobody reads: the command waits while it is writing. */
 static void test_signal(void)
 {
     const char *arguments[] = {RUN_INPUTS("a.npy"), "--lse", "dir/l.npy", "--out", "pipe", NULL};
