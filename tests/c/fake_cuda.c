@@ -1,11 +1,11 @@
 /*
- * A CUDA driver without a GPU, for test_driver.c: it has the functions that src/cuda/driver.c asks
- * for, pretends one H200, keeps "device" memory on the host, checks what it is given, and notes
- * down what was called. Steered by the environment:
- *   FAKE_CUDA_VERSION  what cuDriverGetVersion answers (13000)
- *   FAKE_CUDA_DEVICES  how many devices there are (1)
+ * A CUDA driver without a GPU, for test_driver.c: it has the functions that src/cuda/driver.c
+ * needs, pretends to have one H200, keeps "device" memory on the host, checks its arguments, and
+ * records the calls. It is controlled by the environment:
+ *   FAKE_CUDA_VERSION  the result of cuDriverGetVersion (13000)
+ *   FAKE_CUDA_DEVICES  the number of devices (1)
  *   FAKE_CUDA_FAIL     FUNCTION=CODE: this function fails with this code
- * Compiled with FAKE_CUDA_OLD=1 it lacks what came with CUDA 12.
+ * Compiled with FAKE_CUDA_OLD=1 it does not have what CUDA 12 introduced.
  */
 #include "fake_cuda.h"
 
