@@ -119,7 +119,7 @@ static verify_case random_case(ref_random *r)
 typedef struct host_data {
     fa_dtype dtype;
     int64_t heads, n, d, pitch, array_bytes, bytes; /* bytes: of everything, bands included */
-    /* as sent to the device, and as received from it */
+    /* Sent to the device, and received from it. */
     unsigned char *sent, *received;
     double *rows[3];           /* q, k, v as numbers: (heads, n, d) */
     double *expected, *spread; /* out; sum_j p_ij |v_jc|, both (heads, n, d) */

@@ -141,7 +141,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm8
     (void)p;
     find_scores(&s, x->memory, &part, SCORES);
     if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
-    /* products leave no register for it */
+    /* Products leave no register for it. */
     if (HIGH_LOW) masked = is_masked(w, first_key, at->tile);
     weigh(&s, x->scale, part.rows);
 #if THREE_PRODUCTS
@@ -154,7 +154,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm8
         part = find_part(x->memory, at, chunk); /* computed again, to save registers */
         find_scores(&dp, x->memory, &part, DP);
     }
-    /* masked is correct for all tiles; there is no register to know it exactly */
+    /* `true` is correct for all tiles; there is no register to distinguish them. */
     make_ds(&s, &dp, part.rows, ds_unit(all), LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
@@ -206,7 +206,7 @@ FA_DEVICE void add_to_rows(const fa_backward_params *p, const block_work *w, con
                            const fa_dq *dq, int block, int column, bool whole)
 {
     const int lane = ptx_thread_id() % 32, first = at->tile * QUERIES + 16 * block + lane / 4;
-    /* rows of the sequence from the lane's first row on */
+    /* Rows of the sequence from the lane's first row on. */
     const int rows = (int)w->sequence.n_q - first;
     float *row = w->dq + first * p->dq.stride[1] + at->head * p->dq.stride[2];
 #pragma unroll

@@ -71,7 +71,7 @@ enum {
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
     N_TILES = CHUNK / 8, /* of 8 queries of the scores */
-    /* tiles of the scores from which it computes weights */
+    /* Tiles of the scores from which it computes weights. */
     WEIGHT_M_TILES = SHARED_SCORES ? 1 : M_TILES,
     WEIGHT_N_TILES = SHARED_SCORES ? 1 : N_TILES,
     D_STEPS = HEAD_DIM / STEP,       /* mma steps along the head dim */

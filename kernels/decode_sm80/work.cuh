@@ -27,7 +27,7 @@ typedef struct fa_work {
     const char *k, *v; /* row 0 of the sequence's keys and values, or of page 0 */
 #if EIGHT_BITS
     const char *k_scale, *v_scale; /* the scales of these rows; NULL: all keys have the same one */
-    /* factors of scores and of the output, which include such a scale */
+    /* Factors of scores and of the output, which include such a scale. */
     float scale, value_scale;
 #endif
 #if SHARES_ROWS

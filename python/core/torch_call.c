@@ -49,7 +49,7 @@ static PyObject *direct_self[BORROWED_COUNT];
 static descrgetfunc get_property[BORROWED_COUNT];
 
 static _Thread_local bool thread_has_context;
-/* the only device that PyTorch knows must be the current one */
+/* PyTorch knows only one device, which must be the current one. */
 static _Thread_local bool only_device;
 
 static void find_direct(borrowed which)

@@ -535,7 +535,7 @@ FAKE cu_result cuTensorMapEncodeTiled(void *map, int type, uint32_t axes, void *
                                       const uint32_t *box, const uint32_t *steps, int interleave,
                                       int swizzle, int promotion, int fill)
 {
-    /* it may be partly written */
+    /* It may be partly written. */
     if (asked_to_fail(__func__)) memset(map, 0xff, sizeof(fake_cuda_map));
     BEGIN();
     atomic_fetch_add(&fake_cuda.maps, 1);

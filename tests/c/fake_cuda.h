@@ -25,7 +25,7 @@ typedef struct fake_cuda_record {
         finds; /* set by the test: what check_simt reports, immediately or in a replay */
     fa_check_report *reported; /* where it is reported */
     uintptr_t busy; /* set by the test: streams with this handle or a larger one are; 0: none */
-    /* the objects of the captured graph; the test calls destroy when the graph ends */
+    /* The objects of the captured graph; the test calls destroy when the graph ends. */
     int num_kept;
     struct {
         void (*destroy)(void *);

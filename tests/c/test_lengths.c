@@ -92,7 +92,7 @@ static void check_paged(const lengths *l, fa_dtype dtype, option o, int64_t page
     if (!table) abort();
     for (int64_t n = 0; n < BATCH * stride; n++) {
         bool used = n % stride * page_size < l->k[n / stride];
-        /* entries after that are never read */
+        /* Entries after `used` are never read. */
         table[n] = used ? (int32_t)(pages - 1 - n) : INT32_MAX;
     }
     shape s = {BATCH, 4, 2, ROWS_Q, page_size, 12, 16};

@@ -22,7 +22,7 @@ static bool sees(const position_mask *m, int64_t n_q, int64_t n_k, int64_t i, in
     if (m->causal && right_of > 0) return false;
     if (m->window && m->left >= 0 && -right_of > m->left) return false;
     if (m->window && m->right >= 0 && right_of > m->right) return false;
-    /* the query's position minus its position in its chunk; also for negative ones */
+    /* The query's position minus its position in its chunk; also for negative ones. */
     if (m->chunk) {
         const int64_t position = j - right_of, place = position % m->chunk;
         const int64_t first = position - place - (place < 0 ? m->chunk : 0);

@@ -30,7 +30,7 @@ void harness_begin(int argc, char **argv)
 {
     if (argc != 2 || !realpath(argv[1], command)) give_up("the command to test");
     if (!mkdtemp(directory) || chdir(directory) != 0) give_up(directory);
-    /* so that all machines behave the same */
+    /* So that all machines behave the same. */
     setenv("FA_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1);
     snprintf(capture_out, sizeof capture_out, "%s.out", directory);
     snprintf(capture_err, sizeof capture_err, "%s.err", directory);

@@ -421,7 +421,7 @@ static void test_packed(void)
 static void test_paged(void)
 {
     const int32_t cu_q[4] = {0, 4, 4, 10}, keys[3] = {5, 0, 4};
-    /* entries after the lengths are not read */
+    /* Entries after the lengths are not read. */
     const int32_t table[3 * 3] = {6, 2, 0, -1, -1, -1, 4, 5, 99};
     harness_write_npy("k7.npy", "<f4", "(7, 2, 2, 8)", k, sizeof k);
     harness_write_npy("v7.npy", "<f4", "(7, 2, 2, 3)", v, sizeof v);

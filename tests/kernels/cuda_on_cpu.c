@@ -621,7 +621,7 @@ static bool run_warp(unsigned warp, bool slow_too)
             met += f->at == OF_WARP && f->phase == here()->warp_phase[warp];
         }
         any = any || again;
-        /* the usual case, in which nothing else must be checked */
+        /* The usual case, in which nothing else must be checked. */
         if (met == lanes) here()->warp_phase[warp]++;
         else if (!again && has_met(first, lanes)) {
             here()->warp_phase[warp]++;

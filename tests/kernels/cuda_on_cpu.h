@@ -188,7 +188,7 @@ typedef struct cuda_run cuda_run;
 /* Blocks that run side by side, most of them in one cluster: the number of blocks in a cluster, the
  * running one, and another one. */
 enum { CUDA_MOST_CLUSTER = 2, CUDA_MOST_TOGETHER = 4 };
-/* of the running block among them; those of a cluster are consecutive */
+/* The place of the running block among them; those of a cluster are consecutive. */
 extern unsigned cuda_place;
 unsigned cuda_cluster_size(const cuda_run *run);
 unsigned cuda_place_of(unsigned rank); /* in the cluster of the running block */
@@ -198,7 +198,7 @@ void cuda_enter_block(unsigned rank);
  * which is then the running one. */
 typedef struct cuda_units {
     void (*start)(const cuda_run *run); /* a block begins */
-    /* called if no thread can continue: completes one operation; false: there is none */
+    /* Called if no thread can continue: completes one operation; false: there is none. */
     bool (*go_on)(void);
     void (*end)(void); /* all threads have ended */
     /* A thread is about to store this many bytes of dynamic shared memory. Not called if the
@@ -223,13 +223,13 @@ struct cuda_run {
     bool overlaps;         /* the previous launch: each thread must wait for it */
     bool beside;           /* the same, except that only its last block must wait */
     bool last_block_first; /* clusters run from the last one to the first */
-    /* of those side by side: it continues only when no other can */
+    /* Of those side by side: it continues only when no other can. */
     bool first_block_slow;
     unsigned slow_warp;               /* counted through the blocks of a cluster */
     uint32_t slow_lanes;              /* of this warp, a bit for each */
     const cuda_units *units;          /* NULL: none */
     const struct ref_buffers *memory; /* the caller's; NULL: not known, so nothing is checked */
-    /* of Hopper's units: as late as they may be, or immediately */
+    /* Of Hopper's units: as late as they may be, or immediately. */
     bool late_copies, late_products;
     bool warps_multiply; /* a warp's 16 rows of a product do not wait for the other warps */
 };

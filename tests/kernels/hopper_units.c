@@ -50,12 +50,11 @@ typedef struct load {
     barrier *full;
     const char *from; /* of contiguous bytes; otherwise NULL */
     unsigned peer;
-    /* If this is an arrival after the copies of a thread: that thread; those up to this group. */
-    unsigned copier;
-    int copies;  /* 0: it is not such an arrival */
-    int bytes;   /* contiguous, or to the peer; 0: it is a box */
-    bool fenced; /* read when copies see the block's shared memory */
-    float x[4];  /* otherwise these are sent */
+    unsigned copier; /* the thread behind whose copies this is an arrival; those up to this group */
+    int copies;      /* 0: it is none */
+    int bytes;       /* in a row, or to the peer; 0: it is a box */
+    bool fenced;     /* they are read where copies see the block's shared memory */
+    float x[4];      /* else these are sent */
 } load;
 
 /* Pending floats that will be added in global memory, or a box that will be stored. */

@@ -578,7 +578,7 @@ typedef enum row_option {
     ROW_ALIBI,
     ROW_BIAS,
     ROW_MASK,
-    /* one key with nearly all the weight, many with weights that a float32 sum would lose */
+    /* One key with nearly all the weight, many with weights that a float32 sum would lose. */
     ROW_SMALL,
     ROW_OPTIONS
 } row_option;

@@ -389,9 +389,9 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
-    /* in all problems that support it */
+    /* In all problems that support it. */
     fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2);
-    /* one unit fewer is added up by its last block */
+    /* `summed` is one less than units. */
     if (alone && m->otherwise) leave_little_room(&plan);
     m->leaves_ds = false;
     for (int i = 0; i < plan.count; i++)

@@ -225,7 +225,7 @@ static bool wants(void *context, const random_call *call)
     char message[320];
     fa_problem p;
     fa_cuda_plan plan;
-    /* attend gives the reason */
+    /* attend gives the reason. */
     if (make_forward(call, &p, message, sizeof message) != FA_OK) return true;
     tell_longest(m.number, &p);
     const uint64_t mixed_batch = is_mixed(m.number, &p) && plan_few(&m, &p, &plan);

@@ -206,7 +206,7 @@ static bool wants(void *context, const random_call *call)
     char message[320];
     fa_problem p;
     attempt a = {.number = *(const int64_t *)context};
-    /* attend gives the reason */
+    /* attend gives the reason. */
     if (make_forward(call, &p, message, sizeof message) != FA_OK) return true;
     return plan_call(&p, &a, NULL, 0) && !takes_long(&p) &&
            runs[a.plan.launches[0].variant] < max_runs && sample_takes(&p, &a.plan, other_options);
