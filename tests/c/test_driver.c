@@ -468,7 +468,7 @@ static void test_shared_counters(void)
     enum { FIRST = FA_CUDA_OWN_COUNTERS, LAST = FA_CUDA_STREAM_COUNTERS };
     if (!use_fake(0)) return;
     for (int stream = 0; stream < LAST; stream++) counter_of(stream);
-    /* The oldest, because the next line uses it again. */
+    /* Not of FIRST, because the next line uses that stream again. */
     const int32_t oldest = counter_of(FIRST + 1);
     CHECK(counter_of(FIRST) == FA_CUDA_OWN_COUNTERS, "the first shared number");
     counter_of(FIRST + 1);
