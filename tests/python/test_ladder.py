@@ -1,4 +1,4 @@
-"""The ladder from Python: what it refuses, everywhere; what it computes, where there is a GPU."""
+"""The ladder from Python: what it refuses, on every machine; its results, if there is a GPU."""
 
 import pytest
 
