@@ -231,7 +231,7 @@ static bool parse_option(const cli_command *c, int argc, char **argv, int *i, bo
     size_t length = equals ? (size_t)(equals - argv[*i]) : strlen(argv[*i]);
     int index = find_option(c, argv[*i], length);
     if (index < 0) {
-        cli_error("\"%.*s\" is no option of this command; flashattn %s --help lists them",
+        cli_error("\"%.*s\" is not an option of this command; flashattn %s --help lists them",
                   (int)length, argv[*i], c->name);
         return false;
     }

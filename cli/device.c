@@ -354,9 +354,9 @@ static bool compare_runs(const moved *m, const random_call *call, char *message,
                  (ssize_t)(at - (size_t)(b->data - b->base)));
     }
     if (!is_poison(workspace - GUARD, GUARD))
-        snprintf(message, size, "memory in front of the workspace was written");
+        snprintf(message, size, "memory before the workspace was written");
     if (!is_poison(workspace + m->workspace_bytes, GUARD))
-        snprintf(message, size, "memory behind the workspace was written");
+        snprintf(message, size, "memory after the workspace was written");
     return !message[0];
 }
 

@@ -57,13 +57,13 @@ static int dispatch(int argc, char **argv)
     bool help = strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0;
     bool version = strcmp(argv[1], "--version") == 0;
     if (!help && !version) {
-        cli_error("\"%s\" is no command; expected run, grad, bench, verify, job, ladder or info "
+        cli_error("\"%s\" is not a command; expected run, grad, bench, verify, job, ladder or info "
                   "(flashattn --help)",
                   argv[1]);
         return CLI_BAD;
     }
     if (argc > 2) {
-        cli_error("%s stands alone; found \"%s\" behind it", argv[1], argv[2]);
+        cli_error("%s takes no arguments; found \"%s\" after it", argv[1], argv[2]);
         return CLI_BAD;
     }
     if (help) print_help();

@@ -196,7 +196,7 @@ static bool parse_dict(header *h)
         if (!comma && *h->cursor != '}') return malformed(h, "',' or '}'");
     }
     skip_space(h);
-    if (*h->cursor != '\0') return malformed(h, "nothing behind '}'");
+    if (*h->cursor != '\0') return malformed(h, "nothing after '}'");
     if (h->has_type && h->has_order && h->has_shape) return true;
     return FAIL("%s: the header lacks the key '%s'", h->name,
                 !h->has_type    ? "descr"
@@ -220,7 +220,7 @@ static bool count_elements(header *h)
             continue;
         }
         if (product > limit / extent)
-            return FAIL("%s: the shape stands for more bytes than fit 63 bits", h->name);
+            return FAIL("%s: the shape has more bytes than fit in 63 bits", h->name);
         product *= extent;
     }
     h->array->count = empty ? 0 : product;
@@ -245,7 +245,7 @@ static bool read_prefix(FILE *file, const char *name, size_t *length, char *erro
     size_t got = fread(prefix, 1, 8, file);
     if (ferror(file)) return FAIL("%s: cannot be read: %s", name, strerror(errno));
     if (got < 6 || memcmp(prefix, "\x93NUMPY", 6) != 0)
-        return FAIL("%s: is no .npy file (it does not begin with \\x93NUMPY)", name);
+        return FAIL("%s: is not a .npy file (it does not begin with \\x93NUMPY)", name);
     if (got < 8) return FAIL("%s: ends within the header", name);
     if (prefix[6] < 1 || prefix[6] > 3 || prefix[7] != 0)
         return FAIL("%s: has .npy version %d.%d; expected 1.0, 2.0 or 3.0", name, prefix[6],
@@ -386,7 +386,7 @@ bool npy_read(const char *path, npy_array *array, char *error)
 bool npy_parse(const char *name, const void *bytes, size_t size, npy_array *array, char *error)
 {
     array->data = NULL;
-    if (size == 0) return FAIL("%s: is no .npy file (it does not begin with \\x93NUMPY)", name);
+    if (size == 0) return FAIL("%s: is not a .npy file (it does not begin with \\x93NUMPY)", name);
     /* Opened for reading only, so that the bytes are never written to. */
     FILE *file = fmemopen((void *)(uintptr_t)bytes, size, "rb");
     if (!file) return FAIL("%s: out of memory", name);

@@ -210,7 +210,7 @@ static bool check_output_stream(const arguments *a, const char *const *options,
         if (!a->json && !isatty(STDOUT_FILENO)) return true;
         cli_error("%s is \"-\", standard output, %s", options[i],
                   a->json ? "and so is --json; expected one of them"
-                          : "which is a terminal; expected a file or a pipe behind it");
+                          : "which is a terminal; expected a file or a pipe");
         return false;
     }
     return true;

@@ -109,7 +109,7 @@ static int parse(int argc, char **argv, arguments *a)
          .meta = "N",
          .min = 1,
          .max = 1024,
-         .help = "threads of each call; default: 1 to 3, drawn"},
+         .help = "threads of each call; default: 1 to 3, random"},
         {.name = "--class",
          .kind = CLI_CHOICE,
          .value = &a->class,
@@ -155,7 +155,7 @@ static int parse(int argc, char **argv, arguments *a)
             "allows: a result is right up to 1.",
         .options = options,
         .num_options = CLI_COUNT(options),
-        .notes = "On cuda every buffer of a problem lies between guard bands, which are checked as "
+        .notes = "On cuda every buffer of a problem is between guard bands, which are checked as "
                  "well, and\n"
                  "a second run must give the same bits (dq: only with FA_DETERMINISTIC).\n"
                  "Stops at the first wrong result and prints a command that repeats it.",

@@ -166,9 +166,9 @@ void ref_buffers_check(const ref_buffers *buffers, ref_report *report)
     for (int n = 0; n < buffers->count; n++) {
         const ref_buffer *b = &buffers->list[n];
         if (!is_poison(b->base, (size_t)(b->data - b->base)))
-            ref_fail(report, "%s: memory in front of it was written", b->name);
+            ref_fail(report, "%s: memory before it was written", b->name);
         if (GUARD > 0 && !is_poison(b->data + b->bytes, GUARD))
-            ref_fail(report, "%s: memory behind it was written", b->name);
+            ref_fail(report, "%s: memory after it was written", b->name);
         if (b->output.data && !gaps_are_clean(b))
             ref_fail(report, "%s: memory between its elements was written", b->name);
         if (b->copy && memcmp(b->copy, b->data, b->bytes) != 0)

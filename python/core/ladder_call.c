@@ -77,7 +77,8 @@ static const ladder_rung *find_rung(PyObject *name)
         const ladder_rung *rung = ladder_rung_at(i);
         if (PyUnicode_CompareWithASCIIString(name, rung->name) == 0) return rung;
     }
-    PyErr_Format(PyExc_ValueError, "%R is no rung: expected one of flashattn.ladder_rungs()", name);
+    PyErr_Format(PyExc_ValueError, "%R is not a rung: expected one of flashattn.ladder_rungs()",
+                 name);
     return NULL;
 }
 

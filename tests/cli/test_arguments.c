@@ -38,9 +38,10 @@ static void write_inputs(void)
 static void test_dispatch(void)
 {
     EXPECT_ERROR("a command is missing", NULL);
-    EXPECT_ERROR("\"walk\" is no command; expected run, grad, bench, verify, job, ladder or info",
-                 "walk");
-    EXPECT_ERROR("--version stands alone; found \"now\"", "--version", "now");
+    EXPECT_ERROR(
+        "\"walk\" is not a command; expected run, grad, bench, verify, job, ladder or info",
+        "walk");
+    EXPECT_ERROR("--version takes no arguments; found \"now\"", "--version", "now");
     const outcome *o = EXPECT_FINE("--version");
     CHECK(strncmp(o->out, "flashattn ", 10) == 0 && strstr(o->out, fa_version_string()) != NULL,
           "version: %s", o->out);
@@ -76,9 +77,10 @@ static void test_options(void)
 {
     EXPECT_ERROR("--q is missing; expected --q FILE", "run");
     EXPECT_ERROR("--out is missing; expected --out FILE", "run", INPUTS);
-    EXPECT_ERROR("\"--fast\" is no option of this command; flashattn run --help", "run", "--fast");
-    EXPECT_ERROR("\"--fast\" is no option", "run", "--fast=3");
-    EXPECT_ERROR("\"-q\" is no option", "run", "-q", "a.npy");
+    EXPECT_ERROR("\"--fast\" is not an option of this command; flashattn run --help", "run",
+                 "--fast");
+    EXPECT_ERROR("\"--fast\" is not an option", "run", "--fast=3");
+    EXPECT_ERROR("\"-q\" is not an option", "run", "-q", "a.npy");
     EXPECT_ERROR("--q has no value; expected --q FILE", "run", "--q");
     EXPECT_ERROR("--q has no value; expected --q FILE", "run", "--q", "--k", "a.npy");
     EXPECT_ERROR("--q is \"\"; expected FILE", "run", "--q=");
