@@ -32,7 +32,7 @@ import flashattn_ctypes as fa  # noqa: E402
 HEADS, HEADS_KV, DIM = 32, 8, 128
 FEW = 16  # queries: up to this many, memory is the limit
 
-# name: (sequences, queries, keys behind the last query), FlashAttention-3's microseconds
+# name: (sequences, queries, keys after the last query), FlashAttention-3's microseconds
 CELLS = (("60 decodes at 8k, 4 chunks of 2k behind 6k", ((60, 1, 8192), (4, 2048, 8192)), 2133),
          ("64 sequences of 8 queries at 8k", ((64, 8, 8192),), 509),
          ("4 chunks of 4k at 16k", ((4, 4096, 16384),), 6511),

@@ -1,6 +1,6 @@
 /*
  * Copies to shared memory: keys and values once; for each tile the queries, dout, and their rows.
- * Rows that nobody sees are not read: zeros are stored instead.
+ * Rows that no query or key sees are not read: zeros are stored instead.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_LOAD_CUH
 #define FA_KERNELS_BACKWARD_SM80_LOAD_CUH

@@ -35,7 +35,7 @@ FA_KERNEL __launch_bounds__(THREADS)
         const int block = group * (NUM_BLOCKS / GROUPS) + j;
         x[j] = 8 * block < p.a.d ? sums[block * 128] : make_float4(0, 0, 0, 0);
     }
-    /* If no block has had a share, nobody has stored the sums: they count as 0. */
+    /* If no block has had a share, the sums have not been stored: they count as 0. */
     const bool none = s.first_stored && s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES] == 0;
     __syncthreads();
 #pragma unroll

@@ -648,8 +648,8 @@ FA_DEVICE dq_turn find_turn(const fa_backward_sm90_params *s, const block_work *
     return turn;
 }
 
-/* Adds the buffer to the sums, or stores it if it is the first share, so that nobody needs to clear
- * the sums. */
+/* Adds the buffer to the sums, or stores it if it is the first share, so that the sums need not be
+ * cleared. */
 FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, const dq_turn *turn)
 {
     const int bytes = SUM_BYTES / HEAD_DIM * DQ_COLUMNS;

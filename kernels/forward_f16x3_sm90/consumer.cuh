@@ -90,7 +90,7 @@ FA_DEVICE void leave_units(float *s, const consumer_state *c, float of_chunk)
 }
 
 /* S of the block's columns of a tile, whose keys are then released. keys: the number of the first
- * chunk. Returns the unit of the scores, besides the unit of the row. In a cluster that is 1:
+ * chunk. Returns the unit of the scores, without the unit of the row. In a cluster that is 1:
  * scores are multiplied by their units, which differ between blocks and chunks. */
 FA_DEVICE float compute_scores(const pipeline *pipe, consumer_state *c, tile_count keys, float *s)
 {

@@ -308,7 +308,7 @@ FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa
     return suspect;
 }
 
-/* Advances to the next work tile, or repeats this one if any thread says so. */
+/* Advances to the next work tile, or repeats this one if any thread requests it. */
 FA_DEVICE void end_work_tile(const fa_attention_params *p, fa_block *b, bool recompute)
 {
     const uint32_t next = b->number + 1;

@@ -650,7 +650,7 @@ def test_kvcache_compiles_in_one_piece(rng):
     assert torch.equal(call(q, *caches, **padded), expected)
 
 
-FLASH3 = [  # (arguments behind v as FlashAttention 3 orders them, the argument that tells)
+FLASH3 = [  # (arguments after v in the order of FlashAttention 3, the argument that shows it)
     ((None,), "dropout_p is None"),
     ((None, True), "dropout_p is None"),
     ((0.125, True), "softmax_scale is True"),
