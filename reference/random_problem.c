@@ -30,7 +30,7 @@ typedef struct problem {
     float *lse, *dlse, *dsinks;
     int64_t *rows, num_rows;
 
-    /* n_q, n_k: the longest possible sequence */
+    /* n_q, n_k: the longest possible sequence. */
     int64_t batch, heads_q, heads_kv, n_q, n_k, d, d_v;
     bool packed_q, packed_k, padded_q, padded_k, paged;
     int64_t page_size, pages;

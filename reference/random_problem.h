@@ -29,7 +29,7 @@ typedef enum random_focus {
     RANDOM_LENGTHS, /* packed, padded, paged; of length 0 and 1; rows after the last sequence */
     RANDOM_PAGED,   /* keys and values in pages of every size, queries packed or not */
     RANDOM_STRIDES, /* any order and gaps, broadcast, backwards, misaligned */
-    /* in the order of their numbers: every head dim to 256, then every remainder of the tiles */
+    /* In the order of their numbers: every head dim to 256, then every remainder of the tiles. */
     RANDOM_TAILS,
     RANDOM_MASKS,      /* causal, diagonals, windows; different lengths of queries and keys */
     RANDOM_SPLIT,      /* few queries, many keys, more than one batch item */

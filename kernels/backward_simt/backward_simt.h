@@ -8,7 +8,7 @@
 #include "../common/pass_tiles.h"
 
 typedef struct fa_backward_params {
-    /* out and lse: as forward wrote them; tiles, tasks: of the kernel */
+    /* out and lse: as forward wrote them; tiles, tasks: of the kernel. */
     fa_attention_params a;
     int64_t blocks_q, blocks_k; /* entries of axis 0 of q and of k; paged: pages */
     fa_kernel_view dout, dq, dk, dv, dbias;
@@ -17,7 +17,7 @@ typedef struct fa_backward_params {
     float *delta; /* like lse: rowsum(dout * out) - dlse; 0 in rows without a sequence */
     float *dsinks;
     int32_t dbias_by_others; /* the kernel of the other gradients also computes dbias: */
-    /* float32 sums to which it adds; data NULL: it stores dbias itself */
+    /* float32 sums to which it adds; data NULL: it stores dbias itself. */
     fa_kernel_view dbias_sums;
 } fa_backward_params;
 

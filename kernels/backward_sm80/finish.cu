@@ -12,7 +12,7 @@
 enum {
     TILE = FA_BACKWARD_SM80_TILE,
     THREADS = FA_BACKWARD_SM80_PASS_THREADS,
-    /* units that a warp does at a time: 16 queries and 32 columns */
+    /* Units that a warp does at a time: 16 queries and 32 columns. */
     UNITS = TILE / 16 * HEAD_DIM / 32,
     PASSES = (UNITS + THREADS / 32 - 1) / (THREADS / 32)
 };

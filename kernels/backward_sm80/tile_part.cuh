@@ -18,7 +18,7 @@ typedef struct tile_part {
     uint32_t key_powers,
         query_powers; /* of float16 parts: of the lane's first key, and of that query */
     uint32_t weight_factors, ds_factors; /* of a warp's own parts: the same */
-    /* the thread's first ones: in the sequence; in the block */
+    /* The thread's first ones: in the sequence; in the block. */
     int query, key;
     int unit;                       /* of the chunk's first query in a row of weights and dS */
     int column_unit;                /* of the warp's first column */

@@ -69,7 +69,7 @@ typedef struct fa_places {
     bool has_k, has_v;    /* this lane's vector is one of a row's */
     const int32_t *table; /* of the sequence's pages; NULL: no pages. Of pages alone: */
     fa_place now, next; /* this lane's key in this tile and in the next one, which is read ahead */
-    /* in the following tile: its page's number in the table, its row in the page */
+    /* In the following tile: its page's number in the table, its row in the page. */
     int number, row;
     int numbers, rows; /* from there to the next tile */
 } fa_places;

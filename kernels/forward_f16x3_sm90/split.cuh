@@ -131,7 +131,7 @@ FA_DEVICE row_range find_range(const raw_tile *tile)
 typedef struct splitter {
     int number;
     uint32_t exchanges, reloads; /* counts so far */
-    /* of the next chunks: those of keys and those of values alternate */
+    /* Of the next chunks: those of keys and those of values alternate. */
     float scales[2 * CHUNKS];
 } splitter;
 

@@ -33,7 +33,7 @@ typedef struct location {
     bool cuda;
     int32_t device_id;
     bool stream_known;
-    /* with CUDA: the stream on which the call runs and on which the arrays must be ready */
+    /* With CUDA: the stream on which the call runs and on which the arrays must be ready. */
     void *stream;
     const char *first; /* the array that determined it */
     /* Of the array read last, which holds a reference to it; and that type's exchange table. */

@@ -617,7 +617,7 @@ static void test_float32_options(fa_precision precision, const char *family, con
         other[4].bias.data = (char *)slopes;
         other[5].bias = other[6].bias = other[5].q;
         other[5].bias.data = other[6].bias.data = (char *)slopes;
-        /* TMA could load it, but these kernels do not support it */
+        /* TMA could load it, but these kernels do not support it. */
         other[6].bias.dtype = FA_FLOAT16;
         other[6].mask.data = (char *)slopes;
         other[7].dropout_threshold = 1;

@@ -11,7 +11,7 @@ enum { HEADS = 2, QUERIES = 16, DIM = 64, MAX_KEYS = 1000 };
 
 /* The properties of a simulated kernel. */
 typedef struct kernel {
-    /* the type of rounded weights; FA_FLOAT32: all operands are rounded to tf32 */
+    /* The type of rounded weights; FA_FLOAT32: all operands are rounded to tf32. */
     fa_dtype weights;
     double base;      /* a row's largest weight */
     bool sum_rounded; /* divides by the sum of the rounded weights */
