@@ -10,7 +10,7 @@
 #include "backward_sm90/work.cuh"
 #include "ptx/barrier.cuh"
 
-/* Whether a mask or a bias may hide keys. Hidden keys are searched for numbers that are not
+/* Whether a mask or a bias may hide keys. If so, keys are searched for numbers that are not
  * finite. */
 FA_DEVICE bool hides_keys(const fa_attention_params *p)
 {
