@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Few queries on a long cache: what is chosen for them beside the forward kernels.
+"""Few queries on a long cache: the chosen kernels compared with the forward kernels.
 
     python3 bench/decode.py [--library build/libflashattn.so] [--cells 0,3] [--pages 0,1,16,64,256]
                             [--queries 1] [--cache bfloat16] [--scales tensor] [--families default,sm90]
                             [--rounds 9]
 
 The shapes of docs/kernels/decode.md, bfloat16, contiguous (page 0) and in pages, with lengths on the
-device; several queries of a sequence are its last ones, with a causal mask. With --cache e4m3 or
-int8 keys and values have 8 bits and scales as --scales says: one for the tensor, for each head, or for each
-token and head. Calls are in a CUDA graph, over so many copies of the cache that none of it stays in the
-second-level cache. FA_CUDA_KERNEL is read once in a process, so each family has one of its own, and
-each cell its turn. Each result is compared with float32 arithmetic by PyTorch, for the first and the
-last sequence. Rates are GB/s of keys and values.
+device; several queries of a sequence are its last ones, with a causal mask. With --cache e4m3 or int8,
+keys and values have 8 bits, and --scales selects the scales: one for the tensor, for each head, or for
+each token and head. Calls are in a CUDA graph, over so many copies of the cache that none of it stays
+in the second-level cache. FA_CUDA_KERNEL is read once in a process, so each family has its own
+process. Each result is compared with float32 arithmetic by PyTorch, for the first and the last
+sequence. Rates are GB/s of keys and values.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
 
@@ -34,7 +34,7 @@ CELLS = ((1, 32, 8, 8192, 128, 1843), (1, 32, 8, 131072, 128, 3698), (16, 32, 8,
 CACHES = ("bfloat16", "e4m3", "int8")
 SCALES = ("tensor", "head", "token")
 FAMILIES = {"default": None, "decode": "decode", "decode_sm90": "decode_sm90", "sm90": "sm90",
-            "sm80": "sm80"}  # what FA_CUDA_KERNEL is
+            "sm80": "sm80"}  # values of FA_CUDA_KERNEL
 
 
 def parsed(arguments=None):
@@ -60,7 +60,7 @@ def parsed(arguments=None):
     return args
 
 
-# ---- One cell, in a process of its own -----------------------------------------------------------
+# ---- One cell, in its own process ----------------------------------------------------------------
 
 
 def expected(torch, q, k, v):
@@ -80,11 +80,11 @@ def in_pages(torch, cache, page):
     table = torch.randperm(count, device=cache[0].device)
     paged = []
     for x in cache:
-        if x.shape[1] == 1:  # a scale of all
+        if x.shape[1] == 1:  # one scale for all
             paged.append(x)
             continue
         pages = torch.empty(count, page, *x.shape[2:], dtype=x.dtype, device=x.device)
-        if x.dtype == torch.float8_e4m3fn:  # which PyTorch does not index
+        if x.dtype == torch.float8_e4m3fn:  # PyTorch cannot index it
             pages.view(torch.uint8)[table] = x.view(torch.uint8).reshape(pages.shape)
         else:
             pages[table] = x.reshape(pages.shape)
@@ -194,7 +194,7 @@ def measure(args):
 
 
 def run_one(args, family, cell, page):
-    """What a process of the family says; an error's last line where it fails."""
+    """The output of a family's process; if it fails, the last line of the error."""
     environment = dict(os.environ)
     environment.pop("FA_CUDA_KERNEL", None)
     if FAMILIES[family]:

@@ -5,9 +5,9 @@
                                  [--rounds 7] [--device cuda|cpu] [--package FOLDER] [--fa3 FILE] [--out FILE]
 
 32 layers, width 4096, 32 query heads and 8 key/value heads of 128, a hidden layer of 14336, a vocabulary
-of 128256; random weights in bfloat16 that all share. A step takes one token of each sequence, appends its
-key and value to a contiguous cache that holds --keys of them then, and gives the next token. On CUDA a step
-is one graph. The library and its peers differ in what is between the projections:
+of 128256; random weights in bfloat16, which all share. A step takes one token of each sequence, appends
+its key and value to a contiguous cache, which then has --keys of them, and returns the next token. On
+CUDA a step is one graph. The library and its peers differ in what is between the projections:
 
     flashattn  one call of flash_attn_with_kvcache: rotary embedding, append, attention (--package: the
                folder to import it from)
@@ -15,8 +15,8 @@ is one graph. The library and its peers differ in what is between the projection
     fa3        the same, with FlashAttention-3 (--fa3: _vllm_fa3_C.abi3.so)
 
 The last hidden states of all are compared with those of PyTorch's math backend in the first layers. All
-take turns; a figure is the median. Writes bench/results/decode-step-<device>.json, and only where --out
-says if --layers, --batches, --keys or --attention are given.
+take turns; a figure is the median. Writes bench/results/decode-step-<device>.json; with --layers,
+--batches, --keys or --attention only the file that --out names.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
 
@@ -44,7 +44,7 @@ ALLOWED = 2e-2  # relative error of hidden states, which passed through bfloat16
 
 
 class Shape:
-    """Of the model; small on the CPU, where only the script is tried."""
+    """Of the model; small on the CPU, where only the script is tested."""
 
     def __init__(self, layers, small):
         self.layers = layers
@@ -62,7 +62,7 @@ def turned(x, cos, sin):
 
 
 def append(cache, q, k, v, step):
-    """q, turned; the cache's last key and value are the new ones."""
+    """q, rotated; the cache's last key and value are the new ones."""
     cache[0][:, -1:] = turned(k, step.cos_new, step.sin_new)
     cache[1][:, -1:] = v
     return turned(q, step.cos_new, step.sin_new)
@@ -121,7 +121,7 @@ USUAL = {"cuda": ("flashattn", "cudnn", "fa2", "fa3"), "cpu": ("flashattn", "mat
 
 
 class Step:
-    """A batch of sequences whose next token is to be found: cache, positions, tokens."""
+    """A batch of sequences whose next token is computed: cache, positions, tokens."""
 
     def __init__(self, shape, batch, keys, device):
         self.cos, self.sin = rotary(keys, shape.dim, device)
@@ -184,7 +184,7 @@ def run_batch(batch, model, args):
             if rows[name]["state"] == "measured":
                 timers[name] = Timer(Backend(name), [functools.partial(model.next_tokens, step, attend)],
                                      args.device)
-        except Exception as error:  # whatever another library throws says only that it cannot
+        except Exception as error:  # whatever another library raises only means that it cannot
             rows[name] = {"state": "failed", "why": first_line(error)}
     take_turns(list(timers.values()), args.rounds)
     for name, timer in timers.items():

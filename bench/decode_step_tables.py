@@ -20,7 +20,7 @@ def to_best(results):
 
 
 def decode_step_table(result, which):
-    """steps: a row for each batch; result None: there is none."""
+    """steps: a row for each batch; result None: there is no result."""
     if which != "steps":
         raise SystemExit(f'tables: results of decode_step.py have no "{which}"; expected steps')
     if result is None:

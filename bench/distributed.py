@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""One causal sequence over several GPUs: flashattn.distributed beside other implementations, in one run.
+"""One causal sequence over several GPUs: flashattn.distributed and other implementations, in one run.
 
     torchrun --nproc-per-node 2 bench/distributed.py [--lengths 8192,131072] [--heads 32] [--heads-kv 32]
         [--dim 128] [--rounds 5] [--budget S] [--peers NAME,...] [--package FOLDER] [--out FILE]
 
     flashattn-ring, flashattn-all_gather, flashattn-ulysses  the package, layout zigzag
     torch-all-gather, torch-all-to-all  torch.distributed.tensor.experimental.context_parallel
-    ring-flash-attn  zigzag_ring_flash_attn_func of ring_flash_attn, with flash_attn's kernels or, where
+    ring-flash-attn  zigzag_ring_flash_attn_func of ring_flash_attn, with flash_attn's kernels or, if
                      flash_attn is not installed, with ours through flashattn.drop_in
 
-Also "one": flashattn.attention of the whole sequence on each GPU by itself, against which results are
-checked, and whose time divided by the ranks is 100%. Each round times all peers one after another;
-a figure is the median over the rounds of the slowest rank's time. Forward is timed without gradients;
-training is forward and backward. A peer whose output or gradients are off has no figure, and what is said
-of a missing one is the first line of its error. On CUDA the backend is NCCL and the type bfloat16;
-on the CPU Gloo and float32, for trying the script. First the package's methods run on few rows,
-so that the GPU waits for the host: the cost model takes what a pass costs the host from there. Rank 0 prints, and writes
-bench/results/distributed-<device>-<ranks>.json, with --out that file; on the CPU only with --out.
+Also "one": flashattn.attention of the whole sequence on each GPU by itself. Results are compared with
+its results, and its time divided by the number of ranks is 100%. Each round times all peers one after
+another; a figure is the median over the rounds of the slowest rank's time. Forward is timed without
+gradients; training is forward and backward. A peer whose output or gradients are wrong has no figure,
+and the reason for a missing peer is the first line of its error. On CUDA the backend is NCCL and the
+type bfloat16; on the CPU Gloo and float32, for testing the script. First the package's methods run on
+few rows, so that the GPU waits for the host: these runs give the cost model the host's time of a pass.
+Rank 0 prints, and writes bench/results/distributed-<device>-<ranks>.json, or the file that --out names;
+on the CPU only with --out.
 Exit codes: 0 fine, 1 flashattn failed or was wrong, 2 it could not be run.
 """
 
@@ -44,8 +45,8 @@ from source_hash import ROOT, cuda_hash  # noqa: E402
 
 ONE = "one"
 SEED = 1
-HOST_ROWS = 64  # of a rank, for which the GPU has next to nothing to do
-HOST_BUDGET = 3.0  # seconds for measuring what the host needs
+HOST_ROWS = 64  # of a rank: the GPU has next to nothing to do
+HOST_BUDGET = 3.0  # seconds for measuring the host's time
 
 
 # ---- The peers -----------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ def of_torch(rotate):
 
 @contextlib.contextmanager
 def of_ring_flash_attn(q, k, v, dout):
-    # Also where a flash_attn is installed that has FlashAttention 4 alone.
+    # Also if the installed flash_attn only has FlashAttention 4.
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module("flash_attn.flash_attn_interface")
     if "flash_attn.flash_attn_interface" not in sys.modules:
@@ -159,7 +160,7 @@ def synchronize(args):
 
 
 def free_memory(args):
-    """For other libraries; what is in use begins a new peak."""
+    """For other libraries; resets the peak to the memory in use."""
     if args.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -176,7 +177,7 @@ def infer(attend, q, k, v, dout):
 
 
 def agree(fine, args):
-    """Whether all ranks say so."""
+    """Whether all ranks agree."""
     flag = torch.tensor(int(fine), device=args.device)
     dist.all_reduce(flag, dist.ReduceOp.MIN)
     return bool(flag)
@@ -189,7 +190,8 @@ def largest(value, args):
 
 
 def error_of(results, expected, heads_first):
-    """The largest of the output's and the gradients' relative errors. expected: rows of this rank."""
+    """The largest of the relative errors of the output and the gradients. expected: rows of this
+    rank."""
     errors = []
     for x, y in zip(results, expected):
         x, y = x.transpose(1, 2) if heads_first else x, y.float()
@@ -198,7 +200,7 @@ def error_of(results, expected, heads_first):
 
 
 def check(name, given, expected, args):
-    """{"error": ...}, or {"failed": why}; the same kind on all ranks."""
+    """{"error": ...}, or {"failed": reason}; the same kind on all ranks."""
     peer, why, error = PEERS[name], None, float("inf")
     try:
         with peer(*given) as work:
@@ -213,7 +215,7 @@ def check(name, given, expected, args):
 
 
 def timed(function, work, calls, args):
-    """Seconds of a call, on the slowest rank."""
+    """Seconds of a call on the slowest rank."""
     function(*work)
     synchronize(args)
     dist.barrier()
@@ -257,7 +259,8 @@ def measure(n, args):
 
 
 def measure_host(args):
-    """{peer: seconds of its forward and of its backward}: what the host needs for a call of the package."""
+    """{peer: seconds of its forward and of its backward}: the host's time for a call of the
+    package."""
     chosen = [name for name in args.peers if name.startswith("flashattn-")]
     if not chosen:
         return {}
@@ -272,7 +275,7 @@ def measure_host(args):
 
 
 def finish(n, results, running, args):
-    """Shares of what the ranks could do, and the model's."""
+    """Adds shares of what the ranks could do, and of the model's figures."""
     ranks = dist.get_world_size()
     for name in running:
         for part in ("forward", "training"):
@@ -330,7 +333,7 @@ def arguments():
 
 
 def gpu_of(machine):
-    """As in the names of result files."""
+    """The name in result files."""
     found = re.search(r"[A-Za-z]+\d+\w*", machine["device"])
     return found[0].lower() if found else "gpu"
 

@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""How long flashattn.distributed.attention takes on many GPUs: rates of links and kernels in, times out.
+"""A model of the time of flashattn.distributed.attention on many GPUs, from rates of links and kernels.
 
     bench/distributed_model.py                       # the tables of docs/distributed.md
-    bench/distributed_model.py --write               # writes them there; --check: whether they are the same
+    bench/distributed_model.py --write               # writes them there; --check: compares them
     bench/distributed_model.py --ranks 64 --n 1048576 --network 45e9 --heads 64 --heads-kv 8
 
-The kernels' rates are those that bench/peers.py measured on one H200; rates and latencies of links are
-assumptions, and the host's times are fitted to two H200s at n = 8k (Machine). bench/distributed.py measures the
-host's time of each method in its own run. docs/distributed.md has the model beside measurements.
+The kernels' rates are those that bench/peers.py measured on one H200. Rates and latencies of links are
+assumptions, and the host's times are fitted to two H200s at n = 8k (Machine). bench/distributed.py
+measures the host's time of each method in its own run. docs/distributed.md compares the model with
+measurements.
 
-The model. A ring of R ranks has R steps; in each a rank works on a block, while the next one travels. With c
-the time of a step's kernels and m that of its messages a pass takes (R - 1) max(c, m) + c. Ulysses has G groups of
-heads for steps: with c and m those of a group, and of all copies around messages the time p, a pass takes
-m + (G - 1) max(c, m) + c + p: the first group's inputs and the last one's results are not hidden, and copies
-never are. All-gather exchanges first and works then, and so do Ulysses and the ring of a mesh: nothing is
-hidden between these. Layout is zigzag, so all steps have the same work. A causal rank receives half of a block from the ranks before it and all of it from
-those behind it; the first rank, which all others wait for, receives whole blocks. Where a group
-spans several nodes each step has ranks that send over the network, so its rate counts. The host works ahead
-of its GPU: a pass takes at least what its operators, batches of messages and calls cost the host.
+The model. A ring of R ranks has R steps. In each step a rank computes a block while the next one is
+sent. If c is the time of a step's kernels and m that of its messages, a pass takes
+(R - 1) max(c, m) + c. Ulysses has G groups of heads as its steps. If c and m are the times of a group,
+and p is the time of all copies around messages, a pass takes m + (G - 1) max(c, m) + c + p: the first
+group's inputs and the last one's results are not hidden, and copies never are. All-gather first
+exchanges and then computes, and so do Ulysses and the ring of a mesh: nothing is hidden between these.
+The layout is zigzag, so all steps have the same work. A causal rank receives half of a block from the
+ranks before it and all of it from those after it; the first rank, for which all others wait, receives
+whole blocks. If a group spans several nodes, each step has ranks that send over the network, so the
+network's rate counts. The host runs ahead of its GPU: a pass takes at least the host's time for its
+operators, batches of messages and calls.
 """
 
 import argparse
@@ -34,13 +37,13 @@ TABLE = re.compile(r"(<!-- model: (\w+) -->\n)(.*?)(<!-- end of model -->)", re.
 
 
 class Machine(NamedTuple):
-    """Rates in bytes or operations a second, times in seconds."""
+    """Rates in bytes or operations per second, times in seconds."""
 
     forward: float  # of the kernels, head dim 128
     backward: float
     memory: float  # bytes read and written
-    node: int = 8  # GPUs that NVLink joins
-    nvlink: float = 0.8 * 450e9  # of a GPU in one direction; 80% of what the data sheet says
+    node: int = 8  # GPUs that NVLink connects
+    nvlink: float = 0.8 * 450e9  # of a GPU in one direction; 80% of the data sheet
     network: float = 0.9 * 50e9  # 400 Gb/s a GPU
     nvlink_latency: float = 10e-6  # of a batch of messages
     network_latency: float = 25e-6
@@ -50,19 +53,21 @@ class Machine(NamedTuple):
     host_peer: float = 0.1e-3  # each further rank in it (assumed),
     host_forward: float = 0.33e-3  # the forward of a block,
     host_backward: float = 0.85e-3  # and its backward
-    host_passes: Optional[tuple[float, float]] = None  # of forward and backward, where they were measured
+    host_passes: Optional[tuple[float, float]] = None  # of forward and backward, if they were measured
 
 
 RESULTS = ROOT / "bench" / "results"
 
 
 def with_rates_of(machine, p, forward, training):
-    """With the rates that one GPU has with the whole problem: seconds forward, and of both passes."""
+    """With the rates that one GPU reaches with the whole problem: seconds of forward, and of both
+    passes."""
     return machine._replace(forward=operations(p, False) / forward, backward=operations(p, True) / (training - forward))
 
 
 def measured_machine(gpu="h200", **changes):
-    """With the rates of one GPU of that name (bench/results), where they are known; else of an H200."""
+    """With the measured rates of one GPU of that name (bench/results), if there are any; otherwise
+    of an H200."""
     if not all((RESULTS / f"peers-{gpu}{part}.json").exists() for part in ("", "-backward")):
         gpu = "h200"
     rates = {}
@@ -87,7 +92,7 @@ class Problem(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """Of the slowest rank. compute and communicate: each alone; sent: bytes of a rank, on average."""
+    """For the slowest rank. compute, communicate: each alone; sent: bytes of a rank, on average."""
 
     total: float
     compute: float
@@ -115,14 +120,14 @@ def one_gpu(p, m, backward):
 
 
 def link(m, ranks, inside=False):
-    """(rate, latency): inside a node, or across where the group is larger."""
+    """(rate, latency): inside a node, or between nodes if the group is larger."""
     if inside or ranks <= m.node:
         return m.nvlink, m.nvlink_latency
     return m.network, m.network_latency
 
 
 def host_time(m, backward, operators, batches, blocks):
-    """batches: of each how many ranks a rank exchanges messages with."""
+    """batches: for each, the number of ranks with which a rank exchanges messages."""
     if m.host_passes:
         return m.host_passes[backward]
     block = m.host_backward if backward else m.host_forward
@@ -149,7 +154,7 @@ def exchanged(p, ranks, rows):
 
 
 def copies_of_exchange(p, m, ranks, rows):
-    """What is sent is copied before, and all of it is put in order afterwards."""
+    """What is sent is copied before, and all of it is reordered afterwards."""
     return 2 * sum(exchanged(p, ranks, rows)) / m.memory
 
 
@@ -198,7 +203,7 @@ def all_gather(p, m, ranks, backward=False):
     speed, latency = link(m, ranks)
     one_way = block_bytes(p, rows, 1)
     blocks = one_way * (1 + (FLOAT / HALF if backward else 0))
-    # What came is put in order; gradients become float32 first.
+    # Received rows are reordered; gradients are converted to float32 first.
     copies = 2 * HALF + (HALF + FLOAT + 2 * FLOAT if backward else 0)
     copied = ranks * one_way / HALF * copies if ranks > 1 else 0
     communicate = (ranks - 1) * blocks / speed + copied / m.memory + 2 * latency
@@ -208,7 +213,7 @@ def all_gather(p, m, ranks, backward=False):
 
 
 def load_plan():
-    """flashattn._distributed_plan by itself: the package need not be built."""
+    """Loads flashattn._distributed_plan alone, so that the package need not be built."""
     path = ROOT / "python" / "flashattn" / "_distributed_plan.py"
     spec = importlib.util.spec_from_file_location("distributed_plan", path)
     module = importlib.util.module_from_spec(spec)
@@ -236,7 +241,8 @@ def ulysses(p, m, ranks, backward=False, groups=None):
     c, message = work / groups, (heads.communicate - copies) / groups
     total = message + (groups - 1) * max(c, message) + c + copies
     whole = heads._replace(total=total, compute=work)
-    # Inputs of the first group, of each further one (with results of the one two before), the last two results.
+    # Inputs of the first group, of each later one (with results of the group two before it), the
+    # last two results.
     batches = 2 if groups == 1 else groups + 2
     return at_least(whole, host_time(m, backward, 1, [ranks - 1] * batches, groups))
 
@@ -271,8 +277,8 @@ def ring_length(m, ranks, inside):
 
 
 def hidden_from(p, m, ranks, inside, backward):
-    """The least power of two n from which the products of a block take longer than its bytes; what
-    each step costs whatever its size (latency, launches, merging) does not count. inside: whether nodes
+    """The least power of two n from which the products of a block take longer than its bytes.
+    Constant costs of each step (latency, launches, merging) do not count. inside: whether nodes
     exchange heads."""
     steps = ring_length(m, ranks, inside)
     if steps < 2:
@@ -289,7 +295,8 @@ def hidden_from(p, m, ranks, inside, backward):
 
 
 def efficient_from(p, m, ranks, inside, share=0.9):
-    """The least power of two n from which forward and backward reach a share of the ranks' speed."""
+    """The least power of two n with which forward and backward reach a share of the ranks' speed.
+    """
     method = "mesh" if inside else "ring"
     n = ranks
     while n < 1 << 40:
@@ -359,7 +366,7 @@ def tables(m):
 
 
 def rewritten(text, m):
-    """A document with its tables as they are now."""
+    """A document with its current tables."""
     made = {name: "\n".join(lines) + "\n" for name, lines in tables(m).items()}
     return TABLE.sub(lambda match: match[1] + made[match[2]] + match[4], text)
 

@@ -93,7 +93,7 @@ class CpuInfo(C.Structure):
 
 
 def header_fields(name):
-    """The member names of a struct of the header, in order."""
+    """The names of the members of a struct of the header, in order."""
     text = (ROOT / "include/flashattn.h").read_text()
     body = re.search(r"typedef struct %s \{(.*?)\n\} %s;" % (name, name), text, re.S).group(1)
     body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
@@ -173,7 +173,7 @@ DTYPE = {
 
 def of_torch(tensor):
     """A (batch, sequence, head, dim) torch tensor of any strides; bias and mask likewise with their
-    own axes. The tensor must outlive what is made of it."""
+    own axes. The tensor must outlive the result."""
     shape, stride = tensor.shape, tensor.stride()
     if len(shape) != 4:
         raise ValueError(f"shape is {tuple(shape)}: expected four extents")
@@ -201,14 +201,14 @@ ARRAYS = {
 
 
 def array_address(name, array):
-    """The address of a contiguous torch tensor of the type that the option takes."""
+    """The address of a contiguous torch tensor of the type that the option needs."""
     if str(array.dtype) != ARRAYS[name] or not array.is_contiguous():
         raise ValueError(f"{name} is {array.dtype}: expected a contiguous array of {ARRAYS[name]}")
     return array.data_ptr()
 
 
 def flags_of(given):
-    """FA_... for the options that were given; takes out of `given` what is only a flag."""
+    """FA_... for the options that were given; removes options from `given` that are only flags."""
     flags = CAUSAL if given.pop("causal", False) else 0
     flags |= DETERMINISTIC if given.pop("deterministic", False) else 0
     flags |= BATCH_INVARIANT if given.pop("batch_invariant", False) else 0
@@ -219,9 +219,9 @@ def flags_of(given):
 
 
 def options_of(**given):
-    """fa_options from names and torch tensors: every field of the struct by its name, causal,
+    """fa_options from names and torch tensors: every field of the struct by its name; causal,
     deterministic and batch_invariant as truth values. A window with one side named is open on the
-    other. Returns the options and what they point to, which must outlive them."""
+    other. Returns the options and the arrays to which they point, which must outlive them."""
     o, kept = Options(), []
     o.size, o.flags = C.sizeof(Options), flags_of(given)
     if o.flags & WINDOW:
@@ -241,9 +241,9 @@ def options_of(**given):
 
 
 class Call:
-    """fa_forward or fa_decode with its arguments made ready: calling it costs one foreign call, so
-    that what a benchmark measures is the library. Reads the tensors' present contents each time;
-    options.stream may be changed in between."""
+    """fa_forward or fa_decode with prepared arguments: a call costs one foreign call, so that a
+    benchmark measures the library. It reads the tensors' contents at the time of the call;
+    options.stream may be changed between calls."""
 
     def __init__(self, library, q, k, v, out, lse=None, decode=False, **options):
         self.tensors = (q, k, v, out, lse)
@@ -264,7 +264,7 @@ class Call:
         return self.library.describe(self.which, *self.structs, self.options)
 
     def workspace_size(self):
-        """The bytes of device memory that options.workspace must lead to."""
+        """The bytes of device memory that options.workspace must point to."""
         size = C.c_size_t()
         self.library.call("fa_workspace_size", self.which, *self.arguments[:4],
                           C.byref(self.options), C.byref(size))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the ladder's rungs on this machine's GPU, and PyTorch's attention beside them.
+"""Times the ladder's rungs and PyTorch's attention on this machine's GPU.
 
     python3 bench/ladder.py [--quick] [--only NAME] [--ncu] [--out FILE]
 
@@ -7,10 +7,10 @@ The workloads: `float32` is the original project's (batch 4, 96 heads, d = 128, 
 with float32 in and out; `d64-full` to `d256-causal` are the 16-bit rungs' in bfloat16, 16384 tokens
 in all and a hidden size of 2048. Each length is one `flashattn ladder bench`, in which all rungs
 take turns, and right after it PyTorch on inputs of the same shape: scaled_dot_product_attention by
-the backends named below, timed by CUDA events. A rung that would take too long at a length is left out;
-the file says so. With --ncu also counts the bank conflicts of kernel_mma and kernel_mma_swizzle.
+the backends named below, timed by CUDA events. A rung that would take too long at a length is left
+out, with a note in the file. With --ncu also counts the bank conflicts of kernel_mma and kernel_mma_swizzle.
 
-Needs a GPU and the command (make CUDA=auto); PyTorch if it is to stand beside; ncu for --ncu. Takes
+Needs a GPU and the command (make CUDA=auto); PyTorch, to compare it; ncu for --ncu. Takes
 three to four minutes. Writes bench/results/ladder-<device>.json, for example ladder-h200.json, from
 which bench/tables.py makes tables and bench/plot.py pictures; a run with --only or --quick writes
 only with --out, so that a partial result never replaces a whole one. Exit codes: 0 fine, 1 a rung
@@ -47,9 +47,9 @@ QUICK_LENGTHS = (512, 2048)
 TOKENS = 16384
 HIDDEN = 2048
 
-SAMPLE_MS = 2.0  # a sample is the mean of as many calls as take this long, as in ladder bench
+SAMPLE_MS = 2.0  # a sample is the mean of the calls that fit in this time, as in ladder bench
 
-# How PyTorch is asked: name in the results, SDPA backend, whether float32 products may use tf32.
+# PyTorch's variants: name in the results, SDPA backend, whether float32 products may use tf32.
 FLOAT32_PEERS = (("torch efficient", "EFFICIENT_ATTENTION", False),
                  ("torch math tf32", "MATH", True))
 HALF_PEERS = (("cuDNN", "CUDNN_ATTENTION", False), ("FlashAttention-2", "FLASH_ATTENTION", False))
@@ -64,7 +64,7 @@ NCU_METRICS = {
 
 
 class Stop(Exception):
-    """The run cannot go on; the text says why."""
+    """The run cannot continue; the text gives the reason."""
 
 
 # ---- workloads ----------------------------------------------------------------------------------
@@ -104,7 +104,8 @@ def command_line(command, arguments):
 
 
 def bench(command, rungs, work, shape, repeat, budget):
-    """One `ladder bench`: its JSON. A rung that failed is in it, with its reason."""
+    """Runs one `ladder bench` and returns its JSON. It contains failed rungs, with their reasons.
+    """
     batch, heads, n = shape
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "bench.json"
@@ -119,7 +120,7 @@ def bench(command, rungs, work, shape, repeat, budget):
 
 def too_slow(before, shape, budget):
     """Why a rung is left out, judged by its result at a shorter length; None: it is not. Time grows
-    as batch * n * n does, and a result takes two calls to warm up."""
+    like batch * n * n, and a result takes two calls to warm up."""
     if before is None or before["state"] == "failed":
         return None
     if before["state"] == "skipped":
@@ -184,7 +185,7 @@ def peer_call(inputs, causal, backend, tf32):
 
 
 def scores_do_not_fit(backend, shape):
-    """'math' writes scores and weights down."""
+    """'math' stores scores and weights."""
     batch, heads, n = shape
     need, free = 2.5 * 4 * batch * heads * n * n, torch.cuda.mem_get_info()[0]
     if backend == "MATH" and need > free:
@@ -193,7 +194,8 @@ def scores_do_not_fit(backend, shape):
 
 
 def peer_functions(work, shape, skipped):
-    """The backends that run this shape, as functions; why the others do not goes to `skipped`."""
+    """The backends that support this shape, as functions; the reasons of the others are added to
+    `skipped`."""
     batch, heads, n = shape
     inputs = [torch.randn((batch, heads, n, work["dim"]), device="cuda",
                           dtype=getattr(torch, work["dtype"])) for _ in range(3)]
@@ -235,7 +237,7 @@ def peer_rows(work, shape, settings):
 
 
 def have_torch():
-    """None, or why PyTorch cannot stand beside."""
+    """None, or why PyTorch cannot be compared."""
     if torch is None:
         return "PyTorch is not installed"
     if not torch.cuda.is_available():
@@ -247,7 +249,7 @@ def have_torch():
 
 
 def parse_ncu(text):
-    """Of ncu's CSV: for each kernel the metrics of its last launch, by our names for them."""
+    """From ncu's CSV: for each kernel the metrics of its last launch, by our names for them."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
@@ -326,7 +328,7 @@ def say(work, row, number, count):
 
 
 def run_all(command, chosen, settings, progress):
-    """All workloads, length by length: results, and the runs, which know machine and ceiling."""
+    """All workloads, length by length: results, and the runs, which contain machine and ceiling."""
     no_torch, runs, results = have_torch(), [], []
     count = sum(len(work["shapes"]) for work in chosen)
     for work in chosen:
@@ -385,7 +387,7 @@ def measure(settings):
     command = settings.command.resolve()
     if not command.is_file():
         raise Stop(f"{command} is not there: make CUDA=auto builds it")
-    command_line(command, ["ladder", "ceiling"])  # no device, or no kernels: stops before all else
+    command_line(command, ["ladder", "ceiling"])  # without a device or kernels, this stops the run first
     lengths = QUICK_LENGTHS if settings.quick else LENGTHS
     chosen = [work for work in workloads(lengths) if settings.only in work["name"]]
     if not chosen:

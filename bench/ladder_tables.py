@@ -8,7 +8,7 @@ FLOAT32_LENGTHS = (512, 2048, 16384)
 HALF_LENGTHS = (1024, 4096, 16384)
 
 # The original project's kernels on one H200 (float32, batch 4, 96 heads, d = 128, full): ms at a
-# length. It has no rung `reference` of its own; two of its kernels ended in an error at d = 128.
+# length. It has no rung `reference`; two of its kernels ended in an error at d = 128.
 ORIGINAL_MS = {
     "flash_naive": {512: 83.9},
     "flash_2d": {512: 58.5},
@@ -23,7 +23,7 @@ ORIGINAL_MS = {
 }
 ORIGINAL_FAILS = ("block_wmma", "wmma_row_block")
 
-# What the project asks of itself. From kernel_mma on: times as fast as the original's rung.
+# The project's own goals. From kernel_mma on: times as fast as the original's rung.
 FIRST_TIMES = "kernel_mma"
 TIMES = 1.5
 FLOAT32_BAR = {"kernel_mma_qreg_async": 100.0}  # TFLOP/s at n = 16384
@@ -54,7 +54,7 @@ def predicted(digits, rung):
 
 
 def rows_of(result, workload):
-    """{(rung, n): row} of a workload; empty where the file lacks it."""
+    """{(rung, n): row} of a workload; empty if the file does not have it."""
     found = [w for w in result["workloads"] if w["name"] == workload]
     return {(row["rung"], row["seq"]): row for row in found[0]["results"]} if found else {}
 
@@ -65,13 +65,13 @@ def measured(rows, rung, n):
 
 
 def peers_of(rows):
-    """What stands beside the rungs, in the order of the file."""
+    """The peers of the rungs, in the order of the file."""
     ours = {name for _, name, _, _ in rungs()}
     return list(dict.fromkeys(rung for rung, _ in rows if rung not in ours))
 
 
 def number(value, digits=3):
-    """Three digits that count, and no exponent: 0.337, 11.3, 192, 1840."""
+    """Three significant digits without an exponent: 0.337, 11.3, 192, 1840."""
     text = f"{value:.{digits}g}"
     return f"{value:.0f}" if "e" in text else text
 
@@ -90,7 +90,7 @@ def longest(rows, rung):
 
 
 def resources(row):
-    """Registers and shared memory of a rung's kernels; what spills is told too."""
+    """Registers and shared memory of a rung's kernels; also their spills."""
     kernels = row.get("kernels", []) if row else []
     if not kernels:
         return "-", "-"
@@ -250,7 +250,7 @@ def conflicts_table(result):
 
 
 def ladder_table(result, name):
-    """The table of that name; result is None where the file is not there yet."""
+    """The table of that name; result is None if there is no file yet."""
     tables = {"float32": float32_table, "ceiling": ceiling_table, "conflicts": conflicts_table,
               **{f"d{dim}": lambda r, dim=dim: half_table(r, dim) for dim in (64, 128, 256)}}
     if name not in tables:
@@ -284,7 +284,7 @@ def half_line(result, rung):
 
 
 def rewritten_header(text, rung, types, result):
-    """A rung's source with its line `Measured` as the results have it."""
+    """A rung's source with its line `Measured` as in the results."""
     line = result and (half_line if types == "HALVES" else float32_line)(result, rung)
     new = f" * Measured {line}" if line else " * Measured: not yet."
     text, count = re.subn(r"^ \* Measured\b.*$", lambda _: new, text, flags=re.MULTILINE)

@@ -22,7 +22,7 @@ library = fa.Library(pathlib.Path("build/libflashattn.so").resolve())
 
 
 def make(batch, heads, keys, queries, page, dtype, lengths, copies, seed):
-    """Calls and their results, over copies of the cache; rows behind the lengths are NaN."""
+    """Calls and their results, over copies of the cache; rows after the lengths are NaN."""
     torch.manual_seed(seed)
     q = torch.randn(batch, queries, heads, 576, dtype=dtype, device="cuda")
     made = []

@@ -5,11 +5,11 @@
                                   [--cells 0,1] [--rounds 9] [--kernels mixed,mixed_beside]
 
 bfloat16, 32 query heads, 8 key/value heads, head dim 128, causal (a sequence's queries are its last
-ones), pages in random order, lengths on the device alone. Calls are in a CUDA graph; the libraries
+ones), pages in random order, lengths only on the device. Calls are in a CUDA graph; the libraries
 take turns. Results are compared with float32 arithmetic by PyTorch, for some sequences. The limit is
 the sum of the parts' limits: 4,400 GB/s for sequences of few queries, 700 TFLOP/s for the others.
---kernels: families that the environment asks for, FA_CUDA_KERNEL, each with a copy of the library. They take
-turns as well.
+--kernels: families that the environment selects (FA_CUDA_KERNEL), each with a copy of the library.
+They take turns as well.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
 
@@ -30,9 +30,9 @@ import decode  # noqa: E402
 import flashattn_ctypes as fa  # noqa: E402
 
 HEADS, HEADS_KV, DIM = 32, 8, 128
-FEW = 16  # queries, of which memory is the limit
+FEW = 16  # queries: up to this many, memory is the limit
 
-# name: (sequences, queries, keys behind the last query), FlashAttention-3's microseconds
+# name: (sequences, queries, keys after the last query), FlashAttention-3's microseconds
 CELLS = (("60 decodes at 8k, 4 chunks of 2k behind 6k", ((60, 1, 8192), (4, 2048, 8192)), 2133),
          ("64 sequences of 8 queries at 8k", ((64, 8, 8192),), 509),
          ("4 chunks of 4k at 16k", ((4, 4096, 16384),), 6511),
@@ -82,7 +82,7 @@ class Batch:
 
 
 class Kernels:
-    """A copy of the library, as it reads FA_CUDA_KERNEL once; "" is the planner's choice."""
+    """A copy of the library, because it reads FA_CUDA_KERNEL once; "" is the planner's choice."""
 
     def __init__(self, path, name, folder):
         self.name = name
@@ -182,7 +182,7 @@ def main():
             try:
                 made.append(ours(each, batch))
                 labels.append(each.label)
-            except RuntimeError as error:  # a family that is asked for does not do all batches
+            except RuntimeError as error:  # a selected family does not support all batches
                 if not each.name:
                     raise
                 print("   ", error)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""flashattn beside the attention of other libraries, in one process, on the same numbers.
+"""flashattn and the attention of other libraries, in one process, on the same numbers.
 
     python3 bench/peers.py [--set main,...] [--device cuda|cpu] [--dtype bf16] [--backends NAME,...]
                            [--cell TEXT] [--rounds N] [--seconds S] [--ceiling TFLOPS]
@@ -11,27 +11,27 @@ The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     extra     other head dims, lengths, grouped heads, few and many heads, float16
     options   window, softcap, ALiBi, sinks, dropout, packed lengths, bias
     decode    one query on a long cache, as GB/s of keys and values
-    host      what one small call costs the caller
-    peaked    errors, and some times, where few keys dominate a row (peers_peaked.py)
-    backward          the cells of main, gradients alone: results are there before
+    host      the cost of one small call for the caller
+    peaked    errors, and some times, if few keys dominate a row (peers_peaked.py)
+    backward          the cells of main, only gradients: results are computed before
     backward-extra    grouped heads, packed lengths, other lengths, head dims and float16
     backward-options  the options, bias with its gradient, deterministic gradients
     backward-peaked   errors of gradients: head dims, masks, types, kinds of inputs
 
-Beside stand, where they are installed: FlashAttention-2 and cuDNN (of PyTorch), FlashAttention-3
-(the library that --fa3 names), FlashAttention-4 (flash_attn.cute; --site names a folder of unpacked
-wheels). FlexAttention stands beside in the set options; it, JAX and PyTorch's other backends
-elsewhere when --backends names them. `flashattn-sm80` is ours with the kernels for Ampere. Other
-builds of ours stand beside as `flashattn-NAME`, for each --library NAME=FILE; NAME:sm80=FILE forces
-a family of kernels. Gradients are computed by the libraries' own functions, without autograd, where
-they have one (FlashAttention-2 and -4, cuDNN).
+The peers, if they are installed: FlashAttention-2 and cuDNN (of PyTorch), FlashAttention-3 (the
+library that --fa3 names), FlashAttention-4 (flash_attn.cute; --site names a folder of unpacked
+wheels). FlexAttention is a peer in the set options; in other sets it, JAX and PyTorch's other
+backends are peers if --backends names them. `flashattn-sm80` is ours with the kernels for Ampere.
+Other builds of ours are compared as `flashattn-NAME`, for each --library NAME=FILE; NAME:sm80=FILE
+forces a family of kernels. Gradients are computed by the libraries' own functions, without autograd,
+if they have one (FlashAttention-2 and -4, cuDNN).
 
-In each cell inputs are fresh normal numbers. Every result is first compared with float64 on a
-sample of queries, and what is wrong is not timed. Then all take turns in changing order; a sample
-is several milliseconds of calls, on CUDA in one graph between two events; a figure is the median.
-What takes long is sampled less often: --budget bounds the time of a library in a cell.
-TFLOP/s count 2 * (dim + dim_v) for each query, head and key that the mask leaves, n * n / 2 of them
-for causal, 2.5 times that for backward. Results have all raw samples. A whole set is written to
+In each cell inputs are new normal numbers. Every result is first compared with float64 on a sample
+of queries, and wrong ones are not timed. Then all take turns in changing order; a sample is several
+milliseconds of calls, on CUDA in one graph between two events; a figure is the median. Slow calls
+are sampled less often: --budget limits the time of a library in a cell. TFLOP/s count
+2 * (dim + dim_v) for each query, head and key that the mask leaves, n * n / 2 of them for causal,
+2.5 times that for backward. Results have all raw samples. A whole set is written to
 bench/results/peers-<device>[-<set>].json; with --out each set to that folder, while it runs.
 Exit codes: 0 fine, 1 flashattn was wrong or failed, 2 it could not be run.
 """
@@ -77,23 +77,24 @@ WRITE_EVERY = 1.0  # seconds, while a set runs
 
 
 class Stop(Exception):
-    """The run cannot go on; the text says why."""
+    """The run cannot continue; the text gives the reason."""
 
 
 # ---- One cell ------------------------------------------------------------------------------------
 
 
 def rotation(cell, device):
-    """How many copies of keys and values leave none of them in the cache. A cache does not forget in
-    order: of 537 MB that are read again and again an H200 still has a tenth. So they are 4 GB."""
+    """How many copies of keys and values ensure that none of them stays in the cache. A cache does
+    not evict in order: of 537 MB that are read repeatedly, an H200 still has a tenth. So they are 4
+    GB."""
     if cell.which != "decode" or device != "cuda":
         return 1
     return max(2, min(128, math.ceil(16 * CACHE_BYTES / cell.kv_bytes())))
 
 
 def why_not(backend, cell, compiling):
-    """Why a backend is not asked; None: it is. FlexAttention's gradients take long to compile: they
-    are for what hardly another library has."""
+    """Why a backend is not called; None: it is. FlexAttention's gradients take long to compile, so
+    they are only measured if hardly any other library supports the cell."""
     lacking = backend.lacks(cell)
     if lacking:
         return "no " + ", ".join(lacking)
@@ -112,15 +113,15 @@ def checked(backend, cell, sets, expected, args, compiling):
     try:
         with backend.context():
             found = checked_here(backend, cell, sets, expected, args)
-            if backend.name == "flex":  # others compile as long as they like
+            if backend.name == "flex":  # the time of other compilers is not limited
                 compiling.note(backend, cell, time.monotonic() - begun)
             return found
-    except Exception as error:  # whatever another library throws says only that it cannot
+    except Exception as error:  # whatever another library raises only means that it cannot
         return {"state": "failed", "why": first_line(error)}, None
 
 
 def comparable(cell, backend):
-    """Whether a result can be told from float64: the dropout masks of others are their own."""
+    """Whether a result can be compared with float64: others have their own dropout masks."""
     return not cell.dropout or is_own(backend.name)
 
 
@@ -185,13 +186,13 @@ def run_cell(cell, backends, args, ceiling, compiling=None):
 def run_drawn(cell, backends, args, compiling):
     try:
         return peaked.run_cell(cell, backends, args, compiling)
-    except RuntimeError:  # after a library's failure: the GPU's, or a mistake of this script
+    except RuntimeError:  # after a library's failure: of the GPU, or an error of this script
         still_usable(args.device)
         raise
 
 
 def compared(rows):
-    """Ours beside the fastest and the most exact of the others; None: there is none."""
+    """Ours compared with the fastest and the most exact of the others; None: there is none."""
     found = {name: row for name, row in rows.items() if row["state"] == "measured"}
     peers = {name: row for name, row in found.items() if not is_own(name)}
     best = min(peers, key=lambda name: peers[name]["median_ms"], default=None)
@@ -308,7 +309,7 @@ def of_median(cell, name):
 
 
 def held_against_plain(cells):
-    """(cell, ours per useful operation as a share of ours in the plain cell), by its bar"""
+    """(cell, ours per useful operation relative to ours in the plain cell), with its bar"""
     by_name, pairs = {c["name"]: c for c in cells}, {}
     for cell in cells:
         plain = by_name.get(cell["like"])
@@ -320,7 +321,7 @@ def held_against_plain(cells):
 
 
 def print_builds(cells):
-    """Other builds of ours beside `flashattn`, in each cell."""
+    """Other builds of ours compared with `flashattn`, in each cell."""
     names = dict.fromkeys(name for c in cells for name in c["results"]
                           if is_own(name) and name not in OWN)
     for name in names:
@@ -421,7 +422,7 @@ def arguments():
 
 
 def add_sites(folders):
-    """Unpacked wheels, importable: also by what their .pth files name."""
+    """Makes unpacked wheels importable, including the folders that their .pth files name."""
     for folder in folders:
         if not pathlib.Path(folder).is_dir():
             raise Stop(f"--site {folder}: there is no such folder")
@@ -430,7 +431,7 @@ def add_sites(folders):
 
 
 def settle(args):
-    """What depends on the machine."""
+    """Settings that depend on the machine."""
     has_cuda = torch.cuda.is_available()
     if args.device == "cuda" and not has_cuda:
         raise Stop(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device")
@@ -440,7 +441,7 @@ def settle(args):
         raise Stop(f"--set: the CPU has {', '.join(CPU_SETS)}")
     add_sites(args.site)
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.set_grad_enabled(False)  # but where a backward is made
+    torch.set_grad_enabled(False)  # except where a backward is made
 
 
 def wanted_backends(args, name):
@@ -451,7 +452,7 @@ def wanted_backends(args, name):
 
 
 class Shelf:
-    """Every backend, made when it is first asked for; `missing` says why one is not here."""
+    """Every backend, made at its first use; `missing` gives the reason if one is not available."""
 
     def __init__(self, args):
         self.device, self.table = args.device, libraries.table(args)
@@ -469,13 +470,13 @@ class Shelf:
             if self.device not in devices:
                 raise libraries.Missing(f"not for {self.device}")
             self.made[name] = make()
-        except Exception as error:  # importing another library may end in anything
+        except Exception as error:  # importing another library may raise anything
             self.missing[name] = first_line(error)
             print(f"not here: {name} ({self.missing[name]})")
 
 
 def target_of(args, name, machine, finished):
-    """Where a set's results go; None: nowhere, for it is only part of one."""
+    """Where a set's results are written; None: nowhere, because it is only part of a set."""
     words = re.findall(r"[a-z0-9]+", machine["device"].lower().replace("nvidia", ""))
     device = words[0] if args.device == "cuda" else f"cpu-{args.dtype}"
     file = f"peers-{device}{'' if name == 'main' else '-' + name}.json"
@@ -527,7 +528,7 @@ def run_set(name, args, shelf, fixed, begun):
 
 
 def fixed_part(args):
-    """What all sets' results share."""
+    """What the results of all sets have in common."""
     key, value = ("cuda_sha256", cuda_hash()) if args.device == "cuda" else (
         "source_sha256", source_hash())
     return {"machine": device_of(args), "ceiling": ceilings(args), "dtype": args.dtype,

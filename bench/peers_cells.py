@@ -1,4 +1,4 @@
-"""What bench/peers.py measures: cells, one problem each, in sets that have a name."""
+"""The cells that bench/peers.py measures, one problem each, in named sets."""
 
 import dataclasses
 import itertools
@@ -35,15 +35,15 @@ class Cell:
     bias: str = ""  # "batch": the same for the whole batch, "heads": for all heads, "full"
     bias_grad: bool = False  # backward: the gradient of the bias, too
     dropout: float = 0.0
-    deterministic: bool = False  # bitwise the same each time
+    deterministic: bool = False  # the same bits each time
     lengths: tuple = ()  # packed: of the sequences; batch is then 1 and n_q = n_k their sum
-    like: str = ""  # the plain cell whose rate per useful operation this one is held against
+    like: str = ""  # the plain cell with whose rate per useful operation this one is compared
     peak: str = ""  # "s=4": queries are multiplied by 4; "spike": each points at one key
-    draws: int = 0  # above 0: errors are measured in so many draws of the inputs, and no time is
+    draws: int = 0  # above 0: errors are measured in this many draws of the inputs, and no time is
 
     @property
     def options(self):
-        """The names of the options that are used, for what a library says it takes."""
+        """The names of the options that are used, for a library's list of supported ones."""
         used = {"packed": bool(self.lengths), "dim_v": self.dim_v != self.dim}
         for name in OPTIONS:
             used[name] = bool(getattr(self, name))
@@ -117,7 +117,7 @@ def usual(dim, n, causal, **more):
 KINDS = (True, False)  # causal, full
 
 
-# ---- the sets; within each the cells that say most come first ------------------------------------
+# ---- the sets; in each the most informative cells come first ------------------------------------
 
 
 def main_cells(dtype, which="forward"):
@@ -143,12 +143,12 @@ def extra_cells(dtype):
     for n, dim, causal in itertools.product((32768, 8192, 2048, 512), (128, 64), KINDS):
         yield usual(dim, n, causal, dtype=dtype)
     yield usual(256, 4096, False, dtype=dtype)
-    for dim in (512, 320):  # no other library serves these but by slow paths
+    for dim in (512, 320):  # other libraries only support these by slow paths
         yield usual(dim, 4096, False, dtype=dtype, like=usual(256, 4096, False, dtype=dtype).name)
 
 
 def log_uniform_lengths(total, shortest, longest, seed):
-    """Lengths drawn log-uniformly, the last one cut so that they add up to the total."""
+    """Log-uniformly distributed lengths, the last one cut so that they add up to the total."""
     draw, lengths = random.Random(seed), []
     while sum(lengths) < total:
         n = round(math.exp(draw.uniform(math.log(shortest), math.log(longest))))
@@ -157,7 +157,7 @@ def log_uniform_lengths(total, shortest, longest, seed):
 
 
 def option_cells(dtype):
-    """Each option, after the plain cell that it is held against."""
+    """Each option, after the plain cell with which it is compared."""
     def plain(n, causal):
         return usual(128, n, causal, dtype=dtype)
 
@@ -178,8 +178,8 @@ def option_cells(dtype):
 
 
 def backward_extra_cells(dtype):
-    """Other shapes and types. Causal but for a few: each mask of a head dim and each number of query
-    heads for a key head is a kernel of its own for FlashAttention-4 to compile."""
+    """Other shapes and types. Most are causal: each mask of a head dim and each number of query
+    heads for a key head is a separate kernel for FlashAttention-4 to compile."""
     made = dict(dtype=dtype, which="backward")
     yield shaped(4, 32, 4096, 128, True, heads_kv=8, **made)
     yield shaped(4, 32, 4096, 128, True, heads_kv=1, **made)
@@ -199,7 +199,7 @@ def backward_extra_cells(dtype):
 
 
 def backward_option_cells(dtype):
-    """Each option, after the plain cell that it is held against; deterministic ones last."""
+    """Each option, after the plain cell with which it is compared; deterministic ones last."""
     def plain(n, causal):
         return usual(128, n, causal, dtype=dtype, which="backward")
 
@@ -250,7 +250,7 @@ def exactness_cells(dims, dtype, peaks=PEAKS, n=2048, **more):
 
 
 def exactness_options(dtype, n=2048, dim=128):
-    """Causal ones but for the bias, as in the set options."""
+    """Causal ones except for the bias, as in the set options."""
     for more, peak in itertools.product(
             (dict(alibi=True), dict(window=n // 8), dict(softcap=SOFTCAP), dict(bias="batch")),
             ("s=4", "spike")):
@@ -258,7 +258,7 @@ def exactness_options(dtype, n=2048, dim=128):
 
 
 def peaked_speed(dtype):
-    """What peaked inputs cost, each after the plain cell that it is held against."""
+    """The cost of peaked inputs, each after the plain cell with which it is compared."""
     for dim in (128, 64, 256):
         plain = usual(dim, 4096, False, dtype=dtype)
         yield plain
@@ -267,7 +267,7 @@ def peaked_speed(dtype):
 
 
 def peaked_cells(dtype):
-    """Exactness where few keys dominate a row: results, gradients; and the speed there."""
+    """Exactness if few keys dominate a row: results, gradients; and the speed."""
     types = tuple(dict.fromkeys((dtype, "fp16")))
     yield from exactness_cells((128, 64, 256), dtype)
     yield from peaked_speed(dtype)
@@ -282,8 +282,8 @@ def peaked_cells(dtype):
 
 
 def backward_peaked_cells(dtype):
-    """Gradients where few keys dominate a row, for every head dim, mask and type. Those that say most
-    come first."""
+    """Gradients if few keys dominate a row, for every head dim, mask and type. The most informative
+    ones come first."""
     for other in dict.fromkeys((dtype, "fp16")):
         for dims in ((128, 64, 256), (96, 192)):
             yield from exactness_cells(dims, other, n=1024, which="backward")

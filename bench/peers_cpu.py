@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""flashattn beside PyTorch's scaled_dot_product_attention on the CPU, in one process.
+"""flashattn and PyTorch's scaled_dot_product_attention on the CPU, in one process.
 
-Both get the same contiguous (batch, head, sequence, dim) memory, freshly drawn, and the same number
-of threads. Each round runs the one and then the other (every second round the other way round), so
-that a slow moment of the machine hits both. A figure is the median over the rounds, a ratio the
-ratio of medians. Every result is compared with float64 first. Needs torch and numpy.
+Both get the same contiguous (batch, head, sequence, dim) memory with new random numbers, and the
+same number of threads. Each round runs one and then the other (in reverse order in every second
+round), so that a slow moment of the machine affects both. A figure is the median over the rounds, a
+ratio the ratio of medians. Every result is compared with float64 first. Needs torch and numpy.
 
     python3 bench/peers_cpu.py [--quick] [--case SUBSTRING] [--threads N] [--out FILE]
 
@@ -36,14 +36,14 @@ from source_hash import ROOT, source_hash  # noqa: E402
 TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FA_DTYPE = {"fp32": fa.FLOAT32, "bf16": fa.BFLOAT16}
 
-# What flashattn and PyTorch may differ from float64 by: relative to the largest entry.
+# The allowed differences of flashattn and PyTorch from float64, relative to the largest entry.
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2}
 
 HEADS = {64: 16, 128: 8}  # hidden size 1024
 
 
 def forward_bar(dtype, n, causal, has_bf16):
-    """The smallest ratio to PyTorch that the project accepts; None where it names none."""
+    """The smallest ratio to PyTorch that the project accepts; None if it names none."""
     if dtype == "bf16":
         if not has_bf16:
             return 1.0
@@ -181,14 +181,14 @@ def seconds(function):
 
 
 def measure(case, rounds, min_seconds):
-    """Interleaved samples in ms; a sample repeats short calls until the clock can see them."""
+    """Interleaved samples in ms; a sample repeats short calls until the clock can measure them."""
     pair = [("flashattn", case.ours), ("torch", case.theirs)]
     once = {name: min(seconds(f) for _ in range(3)) for name, f in pair}
     repeat = {name: max(1, math.ceil(min_seconds / once[name])) for name, _ in pair}
     samples = {name: [] for name, _ in pair}
     for n in range(rounds):
         for name, function in pair if n % 2 == 0 else reversed(pair):
-            function()  # wakes its own threads, and the other's fall asleep
+            function()  # wakes its own threads, and lets the other's go to sleep
             start = time.perf_counter()
             for _ in range(repeat[name]):
                 function()
@@ -204,14 +204,15 @@ def torch_read_bandwidth(rounds):
 
 
 def command_peak(command, threads, key, *options):
-    """A peak that the command measures: the best of 3, for a peak is what a machine can reach."""
+    """A peak that the command measures: the best of 3, because a peak is the most that a machine
+    can reach."""
     line = [command, "bench", "--device", "cpu", "--repeat", "1", "--threads", str(threads), "--json", *options]
     runs = [subprocess.run(line, check=True, capture_output=True, text=True) for _ in range(3)]
     return max(json.loads(run.stdout)[key] for run in runs)
 
 
 def peaks(command, threads, rounds):
-    """What this machine can do at best. Reading: the faster of two ways to measure it."""
+    """The best rates of this machine. Reading: the faster of two ways to measure it."""
     read = command_peak(command, threads, "peak_gbps", "--pass", "decode", "--seq-k", "1024")
     return {
         "fma_gflop_s_fp32": command_peak(command, threads, "peak_gflops", "--seq", "64"),

@@ -7,20 +7,19 @@ import torch
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-# The norm of the error over the norm of the result: several times what rounding alone gives, far
-# below what any mistake does. tf32 is wrong as float32.
+# The norm of the error over the norm of the result: several times what rounding alone causes, far
+# below what any error in the code causes. tf32 is wrong as float32.
 TOLERANCE = {"fp32": 5e-6, "fp16": 2e-3, "bf16": 1e-2}
 LSE_TOLERANCE = {"fp32": 1e-4, "fp16": 1e-3, "bf16": 1e-3}  # absolute
 
-ROWS = 256  # queries that are checked in each head that is
+ROWS = 256  # queries that are checked in each checked head
 SEED, OFFSET = 5, 7  # of flashattn's dropout
 
 
 class Inputs:
-    """The same numbers in both orders of axes, each contiguous: normal ones, but for the queries of
-    a cell with peaked rows. What a cell's options need:
-    bias (b or 1, h or 1, n_q, n_k) in its dtype, slopes and sinks float32 (h), starts int32
-    (sequences + 1)."""
+    """The same numbers in both orders of axes, each contiguous: normal ones, except for the queries
+    of a cell with peaked rows. The tensors for a cell's options: bias (b or 1, h or 1, n_q, n_k) in
+    its dtype, slopes and sinks float32 (h), starts int32 (sequences + 1)."""
 
     def __init__(self, cell, device, generator=None):
         self.device, self.dtype, self.generator = device, DTYPES[cell.dtype], generator
@@ -42,9 +41,9 @@ class Inputs:
         return torch.randn(*shape, device=self.device, generator=self.generator).to(self.dtype)
 
     def peaked(self, cell, q, k):
-        """Queries whose rows few keys dominate: multiplied by s; or a fifth of them plus a key that
-        is drawn for each, of those in its window if there is one, else of all (a causal mask then
-        hides some)."""
+        """Queries with rows that few keys dominate: multiplied by s; or a fifth of them plus a
+        random key for each, from its window if there is one, otherwise from all keys (a causal mask
+        then hides some)."""
         if cell.peak != "spike":
             return (q.float() * float(cell.peak.removeprefix("s="))).to(self.dtype)
         shape = (cell.batch, cell.n_q, cell.heads)
@@ -66,7 +65,7 @@ class Inputs:
 
 
 def spots_of(cell):
-    """(sequence, head) pairs to check: the first, the last and one between; of decode, which has
+    """(sequence, head) pairs to check: the first, the last and one between; for decode, which has
     one query, all heads of these sequences."""
     sequences, heads = len(cell.lengths) or cell.batch, cell.heads
     if cell.which == "decode":
@@ -78,7 +77,7 @@ def spots_of(cell):
 
 
 def rows_of(cell, sequence, device):
-    """Queries to check, of that sequence: both ends, and others by chance."""
+    """Queries to check in that sequence: both ends, and random others."""
     n = cell.lengths[sequence] if cell.lengths else cell.n_q
     if n <= ROWS or cell.which == "backward":
         return torch.arange(n, device=device)
@@ -88,7 +87,7 @@ def rows_of(cell, sequence, device):
 
 
 def part_of(cell, sequence):
-    """Where a sequence lies: its batch item, and its rows there."""
+    """The place of a sequence: its batch item, and its rows there."""
     if not cell.lengths:
         return sequence, slice(None)
     begin = sum(cell.lengths[:sequence])
@@ -97,7 +96,7 @@ def part_of(cell, sequence):
 
 def exact(cell, inputs, sequence, head, rows=None):
     """One head's queries `rows` (None: a sample) in float64: them, and (out, lse); backward: whole
-    (dq, dk, dv), of what this head alone adds to them."""
+    (dq, dk, dv), with the contribution of this head alone."""
     rows = rows_of(cell, sequence, inputs.device) if rows is None else rows
     if cell.which == "backward":
         return rows, tuple(head_gradients(cell, inputs, (sequence, head), rows).values())[:3]
@@ -133,7 +132,7 @@ BLOCK = 1 << 26  # elements of a matrix of weights
 
 
 def head_gradients(cell, inputs, spot, rows=None):
-    """What one head of one sequence adds to the gradients that it has a part in, by name."""
+    """The contribution of one head of one sequence to its gradients, by name."""
     sequence, head = spot
     item, part = part_of(cell, sequence)
     leaves = dict(zip(("q", "k", "v"), head_of(cell, inputs, sequence, head)))
@@ -162,9 +161,9 @@ def bias_index(inputs, sequence, head):
 
 
 def shared_gradients(cell, inputs, spot, known):
-    """(dq, dk, dv, and dbias, dsinks if they are asked for) where this head is: with what all heads
-    and sequences add that share its keys or its bias; dsinks of all heads. known: head_gradients of
-    other heads, to which those are added that are computed here."""
+    """(dq, dk, dv, and dbias, dsinks if they are requested) for this head, with the contributions
+    of all heads and sequences that share its keys or its bias; dsinks of all heads. known:
+    head_gradients of other heads; those that are computed here are added to it."""
     sequence, head = spot
     group = cell.heads // cell.heads_kv
     every = {(s, h) for s in range(len(cell.lengths) or cell.batch) for h in range(cell.heads)}
@@ -192,7 +191,7 @@ def shared_gradients(cell, inputs, spot, known):
 
 
 def logits(cell, inputs, q, k, spot, rows, bias=None):
-    """The scores of queries `rows` as the softmax takes them; bias: instead of the one of inputs."""
+    """The scores of queries `rows` as inputs of the softmax; bias: in place of that of inputs."""
     sequence, head = spot
     x = q[rows] @ k.T * cell.dim ** -0.5
     if cell.softcap:
@@ -215,7 +214,7 @@ LOW = 0xFFFFFFFF
 
 def philox(counter, key, rounds=7):
     """Philox-4x32 (Salmon et al. 2011): counter four and key two int64 tensors of 32-bit words.
-    Products wrap around at 2^64, and a shift is of the sign, which the masks take away."""
+    Products wrap around at 2^64, and a shift copies the sign, which the masks remove."""
     c, k = list(counter), list(key)
     for _ in range(rounds):
         p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -248,7 +247,8 @@ def exact_heads(cell, inputs):
 
 
 def result_part(cell, result, index, spot, rows):
-    """What of a result in (batch, sequence, head, dim) belongs to a spot's exact tensor."""
+    """The part of a result in (batch, sequence, head, dim) that corresponds to a spot's exact
+    tensor."""
     sequence, head = spot
     item, part = part_of(cell, sequence)
     if cell.which == "backward":
@@ -264,8 +264,8 @@ def result_part(cell, result, index, spot, rows):
 
 def error_of(cell, results, expected):
     """The largest relative error over results and heads: of the norm, and of the largest entry; and
-    the largest absolute one of the log-sum-exp where that is among the results. The heads of decode
-    count as one: the outputs of one query are too few."""
+    the largest absolute one of the log-sum-exp, if that is among the results. The heads of decode
+    count as one, because the outputs of one query are too few."""
     error = {"norm": 0.0, "largest": 0.0}
     differences, exact_ones = [], []
     for spot, (rows, tensors) in expected.items():

@@ -1,8 +1,9 @@
-"""Who stands beside whom in bench/peers.py: ours and the other libraries, a class each.
+"""The libraries that bench/peers.py compares: ours and the others, a class each.
 
-Each gives, for a cell, a function without arguments that returns what the cell computes: (out,) or
-(out, lse), or (dq, dk, dv) and then dbias or dsinks if the cell asks for them. `layout` says in which order of axes it takes its tensors, `takes`
-which options, `clock` how it can be timed.
+For a cell, each returns a function without arguments that returns the cell's results: (out,) or
+(out, lse), or (dq, dk, dv) and then dbias or dsinks if the cell requests them. `layout` is the order
+of the axes of its tensors, `takes` lists the options that it supports, and `clock` is the way in
+which it can be timed.
 """
 
 import contextlib
@@ -39,14 +40,14 @@ def as_torch(x):
 
 
 class Missing(Exception):
-    """A library is not here; the text says why."""
+    """A library is not available; the text gives the reason."""
 
 
 class Backend:
     layout = "bshd"
     clock = "events"
     takes = ()
-    compiles = False  # a kernel for each type, head dim, mask and option, when it is first needed
+    compiles = False  # at its first use, each kernel of a type, head dim, mask and option
 
     def __init__(self, name):
         self.name = name
@@ -55,7 +56,7 @@ class Backend:
         return [option for option in cell.options if option not in self.takes]
 
     def prepared(self, cell, inputs):
-        """A function of q, k, v, with what is made once and not in each call."""
+        """A function of q, k, v, with everything that is made once and not in each call."""
         return lambda q, k, v: self.attend(q, k, v, cell, inputs)
 
     def function(self, cell, inputs):
@@ -104,7 +105,7 @@ class Backend:
         return self.describe(cell, inputs)
 
     def context(self):
-        """Around all calls; entering it is no part of what is timed."""
+        """A context around all calls; entering it is not timed."""
         return contextlib.nullcontext()
 
 
@@ -112,19 +113,19 @@ class Backend:
 
 
 FAMILY_VARIABLES = ("FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL")
-# Families of backward alone, and what fa_describe says of them.
+# Families of backward only, and their marks in the text of fa_describe.
 MARKS = {"sm90_joined": "_joined", "sm90_persistent": "_persistent",
          "tf32x3_corrected": "_weight_sums", "tf32_in_place": "_tf32_prepare"}
 
 
 def variables_of(family):
-    """What forces a family of kernels."""
+    """The variables that force a family of kernels."""
     return FAMILY_VARIABLES[1:] if family in MARKS else FAMILY_VARIABLES
 
 
 class Ours(Backend):
-    """Through the C library. A family of kernels can be forced: by variables that stand around the
-    calls, and in a copy of the library, which may ask for them only once."""
+    """Through the C library. A family of kernels can be forced: by variables that are set around
+    the calls, and in a copy of the library, which may read them only once."""
 
     takes = ALL_OPTIONS
 
@@ -149,7 +150,7 @@ class Ours(Backend):
                     os.environ[name] = value
 
     def options(self, cell, inputs):
-        """The struct, and what its pointers need to stay alive."""
+        """The struct, and the objects to which its pointers point."""
         given = {"causal": cell.causal, "softcap": cell.softcap,
                  "deterministic": cell.deterministic}
         if cell.window:
@@ -175,12 +176,12 @@ class Ours(Backend):
         return memory
 
     def call(self, which, o, arguments):
-        if self.device == "cuda":  # another stream while a graph is captured
+        if self.device == "cuda":  # a different stream while a graph is captured
             o.stream = torch.cuda.current_stream().cuda_stream
         self.library.call(which, *arguments)
 
     def function(self, cell, inputs):
-        # Without gradients the others make no log-sum-exp either.
+        # Without gradients the other libraries compute no log-sum-exp either.
         forward, views = self.forward_of(cell, inputs, with_lse=cell.which == "backward")
         return self.gradient_of(cell, inputs, views, forward()) if cell.which == "backward" else (
             forward)
@@ -227,7 +228,7 @@ class Ours(Backend):
         return backward
 
     def kernel_of(self, cell, inputs):
-        """What fa_describe says, and of dbias, which it is not told of, what the call gives."""
+        """The kernel by fa_describe; for dbias, about which it is not told, by the call itself."""
         q, k, v = inputs.bshd
         out = torch.empty((*q.shape[:3], cell.dim_v), dtype=q.dtype, device=q.device)
         o, keep = self.options(cell, inputs)
@@ -244,8 +245,8 @@ class Ours(Backend):
 
 
 def room_for_dbias(cell, inputs):
-    """The bytes of workspace beyond what fa_workspace_size says, as there: for float32 sums of a
-    dbias of 16 bits that batch items or heads share. 0: it has none."""
+    """The bytes of workspace in addition to fa_workspace_size, by the same rule: for float32 sums
+    of a 16-bit dbias that batch items or heads share. 0: it has none."""
     if cell.which != "backward" or not cell.bias_grad or inputs.bias.element_size() != 2:
         return 0
     shared = inputs.bias.shape[:2] != (cell.batch, cell.heads)
@@ -253,7 +254,7 @@ def room_for_dbias(cell, inputs):
 
 
 def copied(path):
-    """A copy of a library that the loader takes for another one."""
+    """A copy of a library that the loader treats as a different one."""
     folder = tempfile.mkdtemp(prefix="flashattn-")
     return shutil.copy(path, pathlib.Path(folder) / path.name)
 
@@ -303,16 +304,16 @@ class Sdpa(Backend):
 
 
 def marked(backward, cell):
-    """PyTorch's backward, marked where a graph must not capture it: the state of the dropout mask
+    """PyTorch's backward, marked if a graph must not capture it: the state of the dropout mask
     comes from a forward pass outside of the graph, so it is on the host, and a captured operator
-    would read its address as one of the device."""
+    would read its address as a device address."""
     backward.capturable = not cell.dropout
     return backward
 
 
 class Direct(Sdpa):
-    """Whose backward pass is an operator of its own; autograd would also copy gradients into other
-    orders of axes. Where the operator refuses, autograd is what is timed, and it is said."""
+    """Libraries whose backward pass is a separate operator; autograd would also copy gradients into
+    other orders of axes. If the operator refuses, autograd is timed, and the report says so."""
 
     def backward(self, cell, inputs):
         try:
@@ -327,7 +328,7 @@ class Direct(Sdpa):
 
 
 class Fa2(Direct):
-    """FlashAttention-2 as PyTorch holds it; what its own options need goes to its operator."""
+    """FlashAttention-2 in PyTorch; cells that need its own options call its operator."""
 
     def __init__(self):
         super().__init__("fa2", "FLASH_ATTENTION",
@@ -373,7 +374,7 @@ def window_of(cell):
 
 @contextlib.contextmanager
 def deterministic(cell):
-    """PyTorch's deterministic mode, but for the memory that it would fill."""
+    """PyTorch's deterministic mode, without filling new memory."""
     if not cell.deterministic:
         yield
         return
@@ -418,7 +419,7 @@ class Flex(Backend):
     def __init__(self):
         super().__init__("flex")
         self.flex = importlib.import_module("torch.nn.attention.flex_attention")
-        # A graph for each shape; more of them than allowed would run uncompiled in silence.
+        # A graph for each shape; if there were more than allowed, they would silently run uncompiled.
         for name in ("recompile_limit", "cache_size_limit"):
             if hasattr(torch._dynamo.config, name):
                 setattr(torch._dynamo.config, name, 1000)
@@ -513,8 +514,8 @@ class Fa3(Backend):
 
 
 class Fa4(Backend):
-    """FlashAttention-4 in CuTe DSL (flash-attn-4). It compiles a kernel when it first needs one; its
-    cache on disk (FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1) keeps them for other processes."""
+    """FlashAttention-4 in CuTe DSL (flash-attn-4). It compiles a kernel at its first use; its cache
+    on disk (FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1) keeps them for other processes."""
 
     takes = ("packed", "dim_v", "window", "softcap", "alibi", "sinks", "deterministic")
     compiles = True
@@ -527,7 +528,7 @@ class Fa4(Backend):
         return self.forward(q, k, v, cell, inputs)[0]
 
     def forward(self, q, k, v, cell, inputs, **options):
-        """out in (batch, n, heads, dim), and the log-sum-exp if it is asked for."""
+        """out in (batch, n, heads, dim), and the log-sum-exp if it is requested."""
         options |= {"causal": cell.causal, "softcap": cell.softcap}
         if cell.deterministic:
             options["deterministic"] = True
@@ -547,7 +548,7 @@ class Fa4(Backend):
         return found[0][None], *found[1:]
 
     def sinks_of(self, inputs):
-        """In the type of q, but where their gradient is asked for."""
+        """In the type of q, unless their gradient is requested."""
         return inputs.sinks if inputs.sinks.requires_grad else inputs.typed_sinks
 
     def backward(self, cell, inputs):
@@ -586,8 +587,8 @@ class Fa4(Backend):
 
 @functools.lru_cache(None)
 def alibi_for_fa4(heads):
-    """ALiBi with the usual slopes under a causal mask, where no key is ahead of its query; and its
-    derivative, for gradients pass what is added to a score unchanged."""
+    """ALiBi with the usual slopes under a causal mask, where no key is after its query; and its
+    derivative, because gradients pass through an addition to a score unchanged."""
     import cutlass
     import cutlass.cute as cute
     step = -8.0 / heads
@@ -637,7 +638,7 @@ class Jax(Backend):
 
 
 def table(args):
-    """Name -> (devices, how to make it). The order is that of the report."""
+    """Name -> (devices, how to make it). The report has the same order."""
     cuda, both = ("cuda",), ("cuda", "cpu")
     return {
         "flashattn": (both, lambda: Ours("flashattn", args.library, args.device)),
@@ -661,7 +662,7 @@ def table(args):
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """Another build of the library, beside the one of --library PATH."""
+    """Another build of the library, in addition to the one of --library PATH."""
 
     name: str  # of the column
     path: pathlib.Path

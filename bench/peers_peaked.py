@@ -1,14 +1,14 @@
-"""Exactness where few keys dominate a row: the cells of bench/peers.py that have draws, not times.
+"""Exactness if few keys dominate a row: the cells of bench/peers.py that have draws, not times.
 
 All queries of all heads are compared with float64. For each result the relative error (norm of the
 difference over the norm) and the largest absolute one are averaged over the draws of the inputs,
-for each library. The most exact peer is the one of the smallest relative error; ours is held
-against both errors of that peer. Beside all stands a simulation of what the others do: weights
-rounded to the type with the row's maximum as their base, and the sum of them before rounding. It
-stands for the peer where there is none.
+for each library. The most exact peer is the one with the smallest relative error; ours is compared
+with both errors of that peer. There is also a simulation of what the others do: weights rounded to
+the type with the row's maximum as their base, and the sum of them before rounding. It takes the
+place of the peer if there is none.
 
 A forward cell compares `out`; a backward cell `dq`, `dk`, `dv`, computed from the library's own
-result, and besides `out` as the forward pass of training computes it (ours with a log-sum-exp).
+result, and also `out` as the forward pass of training computes it (ours with a log-sum-exp).
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from peers_timing import wait
 
 KINDS = ("relative", "largest")
 
-WIDEST_OF_OTHERS = 256  # no fast kernel of another library serves a larger head dim
+WIDEST_OF_OTHERS = 256  # no fast kernel of another library supports a larger head dim
 
 
 class Compiling:
-    """How long libraries that compile may spend on that in a run. When it is over, only what is
-    compiled already is called."""
+    """The time that compiling libraries may spend on compilation in a run. When it is over, only
+    what has been compiled already is called."""
 
     def __init__(self, seconds):
         self.left, self.known = seconds, set()
@@ -43,7 +43,7 @@ class Compiling:
         return backend.compiles and self.left <= 0 and self.key(backend, cell) not in self.known
 
     def note(self, backend, cell, seconds):
-        """After a call: the first one of a kind is the one that compiles."""
+        """Called after a call: the first one of a kind is the one that compiles."""
         key = self.key(backend, cell)
         if backend.compiles and key not in self.known:
             self.known.add(key)
@@ -54,7 +54,8 @@ class Compiling:
 
 
 def gathered(cell, of_head):
-    """of_head(item, head) gives a tuple of tensors (n, ...): all, each as (batch, n, heads, ...)."""
+    """of_head(item, head) returns a tuple of tensors (n, ...): all heads', each as (batch, n,
+    heads, ...)."""
     items = [[of_head(item, head) for head in range(cell.heads)] for item in range(cell.batch)]
     return [torch.stack([torch.stack([parts[i] for parts in heads], 1) for heads in items])
             for i in range(len(items[0][0]))]
@@ -65,7 +66,7 @@ def all_rows(cell, inputs):
 
 
 def exact_results(cell, inputs):
-    """What float64 gives, by name; heads of keys are as many as those of queries."""
+    """The results in float64, by name; there are as many heads of keys as of queries."""
     def by_definition(of):
         rows = all_rows(of, inputs)
         return gathered(of, lambda item, head: exact(of, inputs, item, head, rows)[1])
@@ -78,8 +79,8 @@ def exact_results(cell, inputs):
 
 
 def simulated(cell, inputs):
-    """The result with weights rounded to the type where the row's maximum is their base, divided by
-    a float32 sum of them before rounding; all else in float64."""
+    """The result with weights rounded to the type with the row's maximum as their base, divided by
+    a float32 sum of them before rounding; everything else in float64."""
     def of_head(item, head):
         q, k, v = (x[item, :, head].double() for x in inputs.bshd)
         x = logits(cell, inputs, q, k, (item, head), all_rows(cell, inputs))
@@ -108,7 +109,7 @@ def error_between(result, expected):
 
 
 def why_not(backend, cell, compiling):
-    """Why a backend is not asked; None: it is."""
+    """Why a backend is not called; None: it is."""
     lacking = backend.lacks(cell)
     if lacking:
         return "no " + ", ".join(lacking)
@@ -120,10 +121,10 @@ def why_not(backend, cell, compiling):
 
 
 def attempt(backend, cell, inputs, expected, row, compiling):
-    """Adds to a backend's row the errors in one draw."""
+    """Adds the errors in one draw to a backend's row."""
     try:
         with backend.context():
-            if "kernel" not in row:  # a family that is forced may have kernels of one pass alone
+            if "kernel" not in row:  # a forced family may only have kernels for one pass
                 forward = dataclasses.replace(cell, which="forward")
                 row["kernel"] = backend.describe(forward, inputs)
                 if cell.which == "backward":
@@ -132,7 +133,7 @@ def attempt(backend, cell, inputs, expected, row, compiling):
             results = results_of(backend, cell, inputs)
             compiling.note(backend, cell, time.monotonic() - begun)
             wait(backend, tuple(results.values()), inputs.device)
-    except Exception as error:  # whatever another library throws says only that it cannot
+    except Exception as error:  # whatever another library raises only means that it cannot
         row |= {"state": "failed", "why": first_line(error)}
         return
     add(row, results, expected)
@@ -148,7 +149,7 @@ def rounded(x):
 
 
 def finished(row, dtype):
-    """A row with the means of its draws, and whether they are right."""
+    """A row with the means of its draws, and whether they are correct."""
     if row["state"] != "measured":
         return {key: value for key, value in row.items() if key != "draws"}
     row["error"], kept = {}, {}
@@ -161,8 +162,9 @@ def finished(row, dtype):
 
 
 def is_right(name, error, dtype):
-    """dq and dk need only be finite: where one weight is nearly 1, dP - D is far smaller than what
-    rounding the result adds to D, and every library's relative error may be above 1."""
+    """dq and dk only need to be finite: if one weight is nearly 1, dP - D is far smaller than the
+    error that rounding the result causes in D, and every library's relative error may be above 1.
+    """
     if name == "lse":
         return error["largest"] <= LSE_TOLERANCE[dtype]
     return error["relative"] <= TOLERANCE[dtype] if name in ("out", "dv") else (
@@ -197,8 +199,8 @@ def ratio(ours, other):
 
 
 def compared(rows):
-    """{result: {"peer": the most exact one, each of ours: {kind: ours over the peer's}}}; a result that no
-    other has is left out."""
+    """{result: {"peer": the most exact one, each of ours: {kind: ours over the peer's}}}; a result
+    that no other library has is left out."""
     found = {name: row["error"] for name, row in rows.items() if row["state"] == "measured"}
     peers = {name: error for name, error in found.items()
              if not is_own(name) and name != SIMULATION}

@@ -18,7 +18,7 @@ TABLES = (*OWN, "speed")
 
 
 def ratio_text(cell, name, result="out"):
-    """Ours over the most exact peer, relative and largest error, and that peer's relative one."""
+    """Ours over the most exact peer, relative and largest error, and that peer's relative error."""
     over = (cell["exactness"] if cell else {}).get(result)
     if not over or name not in over:
         return "" if not cell else "-"

@@ -6,7 +6,7 @@ from matplotlib.ticker import NullLocator
 from peers_tables import TITLES, is_own, median_ms
 from train_tables import tokens_of
 
-# Of Okabe and Ito's palette, which the colour-blind can tell apart; ours stands out.
+# From Okabe and Ito's palette, which colour-blind people can distinguish; ours is the most visible.
 LOOKS = {"flashattn": ("#d55e00", "o-", 2.2), "flashattn-sm80": ("#e69f00", "o--", 1.2),
          "fa4": ("#0072b2", "s-", 1.2), "fa3": ("#56b4e9", "^-", 1.2),
          "cudnn": ("#009e73", "D-", 1.2), "fa2": ("#777777", "v-", 1.2)}
@@ -18,7 +18,7 @@ def short(n):
 
 
 def is_plain(cell):
-    """Of the usual number of tokens and heads, without an option, as all of the main set."""
+    """With the usual number of tokens and heads, without an option, like the whole main set."""
     words = cell["name"].removeprefix("backward ").split()
     return len(words) == 3 and cell["n_k"] & (cell["n_k"] - 1) == 0
 
@@ -69,7 +69,7 @@ def lines_chart(results):
 
 
 def bars_chart(result):
-    """Ours over the best peer in each cell, and who that is."""
+    """Ours over the best peer in each cell, and the name of that peer."""
     cells = sorted((c for c in result["cells"] if c["ratio"]),
                    key=lambda c: (c["dim"], c["causal"], c["n_k"]))
     figure, axes = plt.subplots(figsize=(9.6, 4.0))

@@ -14,12 +14,12 @@ CHARTS = {"": "TFLOP/s by sequence length, each library",
 
 
 def is_own(name):
-    """Ours, other builds of it included."""
+    """Whether it is ours, including other builds of it."""
     return name in OWN or name.startswith("flashattn-")
 
 
 def option_bar(cell):
-    """What a cell's rate is to be, per useful operation, as a share of the plain cell's."""
+    """The required rate of a cell per useful operation, relative to the plain cell's."""
     if cell.get("deterministic"):
         return 0.97
     return 0.6 if cell["which"] == "backward" else 0.85
@@ -57,7 +57,8 @@ def order_of(cell):
 
 
 def names_of(result):
-    """Everyone who was measured, in the order of the results, but for other builds of ours."""
+    """All libraries that were measured, in the order of the results, except for other builds of
+    ours."""
     cells = result["cells"]
     return [name for name in cells[0]["results"] if any(median_ms(c, name) for c in cells)
             and (name in OWN or not is_own(name))]
@@ -88,7 +89,7 @@ def ratios_line(what, pairs, bar):
 
 
 def plain_ratio(cells, cell):
-    """Ours per useful operation, as a share of ours in the plain cell; None: there is none."""
+    """Ours per useful operation, relative to ours in the plain cell; None: there is none."""
     plain = next((c for c in cells if c["name"] == cell["like"]), None)
     if not plain or not median_ms(cell, "flashattn") or not median_ms(plain, "flashattn"):
         return None
@@ -97,7 +98,7 @@ def plain_ratio(cells, cell):
 
 
 def error_text(cell):
-    """Ours, and how many times the most exact peer's."""
+    """Ours, and its ratio to the most exact peer's."""
     error = cell["results"].get("flashattn", {}).get("error")
     if not error:
         return "-"
@@ -107,8 +108,8 @@ def error_text(cell):
 
 
 def worst_peaked(peaked, cell):
-    """Of ours over the most exact peer, either error, in the cells of a result of the set peaked
-    with this head dim, mask and type, and no option; None: there are none."""
+    """The larger ratio of ours to the most exact peer, of either error, in the cells of a result of
+    the set peaked with this head dim, mask and type, and no option; None: there are none."""
     ratios = [ratio for other in peaked["cells"] if other["draws"] and is_like(other, cell)
               for ratio in other["exactness"].get("out", {}).get("flashattn", {}).values()]
     return max(ratios, default=None)
@@ -142,8 +143,8 @@ def row_of(cell, cells, names, has_plain, share, has_bar, peaked):
 
 
 def cells_table(result, peaked=None):
-    """A row for each cell that was timed. peaked: a result of that set, of which a column shows the
-    worst for each head dim and mask."""
+    """A row for each cell that was timed. peaked: a result of that set; a column shows its worst
+    ratio for each head dim and mask."""
     in_order = result["set"] in ("options", "backward-options")  # each after its plain cell
     cells = result["cells"] if in_order else sorted(result["cells"], key=order_of)
     has_bar = result["set"] != "peaked"  # no bar for that set's times
@@ -182,12 +183,12 @@ def samples_of(result):
 
 
 def span(values, text):
-    """The smallest and the largest of them, as text(value) writes them."""
+    """The smallest and the largest of them, formatted by text(value)."""
     return f"{text(min(values))} to {text(max(values))}"
 
 
 def summary_table(result):
-    """The cells of each head dim and mask on one line: our rates, and how they compare."""
+    """The cells of each head dim and mask on one line: our rates, and their comparison."""
     lines = [f"{heading(result)}Sequence lengths of {span([c['n_k'] for c in result['cells']], str)}.\n",
              f"| head dim | mask | flashattn, {unit_of(result)} | times the fastest other library |", "|---:|---|---:|---:|"]
     for dim, causal in sorted({(c["dim"], c["causal"]) for c in result["cells"]}):
@@ -204,7 +205,7 @@ def charts_text(result):
 
 
 def peers_table(result, name, peaked=None):
-    """The table of a result's cells, or the pictures made of it; result None: there is none.
+    """The table of a result's cells, or the pictures made from it; result None: there is none.
     peaked: the result of that set, for a column of the main table."""
     if name not in ("cells", "charts", "summary"):
         raise SystemExit(f'tables: results of peers.py have no "{name}"; expected cells, charts, summary')

@@ -7,7 +7,7 @@ import torch
 
 SAMPLE_MS = {"cuda": 3.0, "cpu": 20.0}
 MAX_CALLS = 400  # in a sample
-SLOW_MS = 30.0  # a call that lasts so long hides the host's time: it needs no graph
+SLOW_MS = 30.0  # a call this long hides the host's time: it needs no graph
 
 
 def wait(backend, result, device):
@@ -25,8 +25,8 @@ def in_turn(functions, calls):
 
 
 def captured(functions, calls):
-    """A CUDA graph of the calls, so that the host's time does not count; and, kept with it, what
-    the graph works on."""
+    """A CUDA graph of the calls, so that the host's time does not count; and the objects that the
+    graph uses, which must be kept with it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         in_turn(functions, calls)
@@ -34,9 +34,9 @@ def captured(functions, calls):
 
 
 class Timer:
-    """Samples in ms per call. More than one function: they take turns, over buffers that do not fit
-    the cache together. `timed` says how: in a graph, by calls, or by the clock. What takes long is
-    sampled less often, so that the samples together last some `budget` seconds at most."""
+    """Samples in ms per call. Several functions take turns, over buffers that do not fit in the
+    cache together. `timed` tells how: in a graph, by calls, or by the clock. Slow functions are
+    sampled less often, so that the samples together take about `budget` seconds at most."""
 
     def __init__(self, backend, functions, device, budget=math.inf):
         self.backend, self.functions, self.device = backend, functions, device
@@ -63,7 +63,7 @@ class Timer:
         return in_turn(self.functions, self.calls)
 
     def capture(self):
-        """Into a graph; and again if the first estimate was one of the host's time."""
+        """Captures a graph; and again if the first estimate was limited by the host's time."""
         try:
             self.record(self.calls)
             calls = self.calls_for(self.sample())
@@ -104,7 +104,7 @@ class Timer:
 
 
 class HostTimer(Timer):
-    """What a call costs the caller, who does not wait for the GPU."""
+    """The time of a call for the caller, who does not wait for the GPU."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -121,7 +121,7 @@ class HostTimer(Timer):
 
 
 def take_turns(timers, rounds, after_round=lambda: None):
-    """A B C, then C B A from another start: no one is always first or after the same one."""
+    """A B C, then C B A from another start: none is always first or always after the same one."""
     for n in range(rounds):
         order = timers[n % len(timers):] + timers[: n % len(timers)]
         for timer in order if n % 2 == 0 else reversed(order):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Draws the charts: the ladder's, and flashattn beside other libraries.
+"""Draws the charts: the ladder's, and flashattn's with other libraries.
 
     python3 bench/plot.py [--results FILE] [--folder DIR] [--peers FILE] [--charts DIR]
 
 From the results of bench/ladder.py: ladder/scalability.png and .svg (the rungs with float32 in and
-out, all lengths, PyTorch beside them) and ladder/scalability-16bit.png and .svg (the 16-bit rungs
+out, all lengths, and PyTorch) and ladder/scalability-16bit.png and .svg (the 16-bit rungs
 at d = 128, full and causal). From those of bench/peers.py: docs/charts/forward.png and .svg
-(TFLOP/s by length, each library; more lengths where peers-<device>-extra.json is there, too) and
+(TFLOP/s by length, each library; more lengths if there is also peers-<device>-extra.json) and
 docs/charts/forward-ratio.png and .svg (ours over the best of the others). From that of bench/seed.py:
 docs/charts/seed-tflops and seed-time. The same results give the same files. Needs matplotlib.
 """
@@ -31,14 +31,14 @@ try:
 except ImportError:
     sys.exit("plot.py: matplotlib is not installed (pip install matplotlib)")
 
-# Of Okabe and Ito's palette, which the colour-blind can tell apart: a colour a kind of kernel.
+# From Okabe and Ito's palette, which colour-blind people can distinguish: a colour for each kind of kernel.
 SCALAR, WMMA, MMA, PEER, CEILING = "#d55e00", "#0072b2", "#009e73", "#000000", "#777777"
 HALF_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00")  # few lines: one each
 MARKERS = "osD^vPX"  # within a kind
 PEER_STYLES = ("--", ":")
 
 STYLE = {
-    "svg.hashsalt": "flashattn",  # else names in the file are random
+    "svg.hashsalt": "flashattn",  # otherwise names in the file are random
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9,
     "axes.spines.top": False,
@@ -70,7 +70,7 @@ def series(rows, rung):
 
 def spread(positions, gap):
     """Moves positions, ascending, apart to `gap` at least, each as little as a simple sweep can."""
-    groups = []  # [sum of wished starts, number of labels]
+    groups = []  # [sum of preferred starts, number of labels]
     for i, position in enumerate(positions):
         groups.append([position, 1])
         while len(groups) > 1:

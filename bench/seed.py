@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""The benchmark that this project began with: float32 attention of GPT-3's shape.
+"""The first benchmark of this project: float32 attention of GPT-3's shape.
 
     python3 bench/seed.py [--pass forward|backward] [--dim N] [--lengths N,...] [--only TEXT]
                           [--limit SECONDS] [--rung-limit SECONDS] [--device cuda|cpu] [--out FILE]
 
 Batch 4, 96 heads, head dim 128 (--dim: another one, and as many heads as keep the hidden size), n = 512 to
 16,384: PyTorch in float32 and with products in tf32, every float32 rung of the ladder, and the library in
-each precision. --pass backward: the gradients alone, by PyTorch's autograd, without the ladder; operations
-count 2.5 times those of forward. Before a time is taken, rows of the result are compared with float64; a
-result that is wrong is reported and not timed. A call that would take longer than --limit seconds (of the
-ladder: --rung-limit), by its time at the length before, is left out.
+each precision. --pass backward: only the gradients, by PyTorch's autograd, without the ladder; operations
+count 2.5 times those of forward. Before a call is timed, rows of its result are compared with float64; a
+wrong result is reported and not timed. A call that would take longer than --limit seconds (for the
+ladder: --rung-limit), judged by its time at the previous length, is left out.
 
 Writes bench/results/seed-<device>.json, or seed-<device>-backward.json, which bench/plot.py draws. With
---lengths, --only or another head dim it writes only where --out says, so that a partial result never
-replaces a whole one. --out is written after each length.
-FA_CUDA_KERNEL=tf32x3 has the library's float32 computed by three products in tf32.
+--lengths, --only or another head dim it writes only the file that --out names, so that a partial result
+never replaces a whole one. --out is written after each length.
+With FA_CUDA_KERNEL=tf32x3 the library computes float32 by three products in tf32.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
 
@@ -44,7 +44,7 @@ SAMPLES, SAMPLE_SECONDS = 5, 0.02
 CHECKED = 8  # rows of a result that are compared
 FLOPS = {"forward": 4.0, "backward": 10.0}  # for each query, key, head and element of a row
 
-# What rounding allows: the largest error, relative to the largest element of the result.
+# The error that rounding may cause: the largest, relative to the largest element of the result.
 ALLOWED = {"float32": 2e-5, "tf32": 1e-2}
 
 

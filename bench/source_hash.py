@@ -6,7 +6,8 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Written into the rungs' headers from the results (bench/tables.py); no part of what was measured.
+# Lines of the rungs' headers that bench/tables.py writes from the results. They are not part of
+# what was measured.
 MEASURED = re.compile(rb"^ \* Measured\b.*\n", re.MULTILINE)
 
 

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Rewrites the measured figures in the documents and in the ladder's headers.
 
-A table stands between two lines of a document,
+A table is between two lines of a document,
     <!-- table: bench/results/cpu-avx512.json forward -->
     <!-- end of table -->
 The last word selects the table. For a result of peers_cpu.py it is the beginning of the names of
 its cases. For a result of ladder.py, peers.py, seed.py, decode_step.py or train.py it is the name
 of a table (ladder_tables.py, peers_tables.py, peers_peaked_tables.py, and so on). For
-kernels/resources.txt it is a list of entry functions (resource_tables.py). The main table of peers.py has a column from peers-<device>-peaked.json. Each
-rung's header has a line ` * Measured`, from bench/results/ladder-h200.json.
+kernels/resources.txt it is a list of entry functions (resource_tables.py). The main table of peers.py
+has a column from peers-<device>-peaked.json. Each rung's header has a line ` * Measured`, from
+bench/results/ladder-h200.json.
 
-Without arguments tables and lines are rewritten. With --check nothing is written, and the exit code
-is 1 if one differs from its file. Results that are older than the sources are named either way. The
-tables of all but the CPU say so where there is no result yet.
+Without arguments, tables and lines are rewritten. With --check nothing is written, and the exit code
+is 1 if one differs from its file. In both cases the script names results that are older than the
+sources. If there is no result yet, the table says so, except for those of the CPU.
 """
 
 import argparse

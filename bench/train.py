@@ -6,17 +6,17 @@
 
 24 layers of width 1024, 16 heads of 64 or 8 of 128, a vocabulary of 50304: some 350 million
 parameters, kept in float32 and used in bfloat16 (autocast), AdamW (fused), causal, 16384 tokens a
-step. Tokens are random, a few batches over and over, so that there is something to learn by heart
-and the loss falls. Every library's model begins with the same weights and sees the same tokens.
+step. Tokens are random, a few batches that repeat, so that the model can memorize them and the loss
+falls. Every library's model begins with the same weights and sees the same tokens.
 
     flashattn  the package (--package: the folder to import it from)
     cudnn, fa2, math  PyTorch's scaled_dot_product_attention by one of its backends
     fa4        flash_attn.cute (--site: a folder of unpacked wheels)
 
-All train at once, five steps each in turns of changing order; a figure is the median over the turns
-but the first. The loss of each is held against the first peer's, step by step; how far the peers
-are from each other says what noise is. Writes bench/results/train-<device>.json, with --out that
-file; on CUDA only what ran to the end is written without --out.
+All train at the same time, five steps each in turns of changing order; a figure is the median over
+all turns but the first. The loss of each is compared with the first peer's, step by step; the
+differences between the peers show the noise. Writes bench/results/train-<device>.json, or the file
+that --out names; on CUDA without --out only if the run was complete.
 Exit codes: 0 fine, 1 flashattn failed or its losses are not finite, 2 it could not be run.
 """
 
@@ -131,7 +131,7 @@ class Gpt(nn.Module):
         x = x + self.positions.weight[: x.shape[1]]
         for block in self.blocks:
             x = block(x, attend)
-        logits = F.linear(self.last(x), self.tokens.weight)  # the embedding's weights once more
+        logits = F.linear(self.last(x), self.tokens.weight)  # shares the embedding's weights
         return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
@@ -190,7 +190,7 @@ def made(args, rows):
     for name in args.attention:
         try:
             found[name] = ATTENTION[name](args)
-        except Exception as error:  # importing another library may end in anything
+        except Exception as error:  # importing another library may raise anything
             rows[name] = {"state": "failed", "why": first_line(error)}
     return found
 
@@ -203,11 +203,11 @@ def take_turns(trainings, rows, args, until):
         for training in order:
             try:
                 training.turn(min(TURN, left))
-            except Exception as error:  # whatever another library throws says only that it cannot
+            except Exception as error:  # whatever another library raises only means that it cannot
                 rows[training.name] = {"state": "failed", "why": first_line(error)}
                 trainings.remove(training)
         now = time.monotonic()
-        again = now - begun if number else 0.0  # the first round compiles, and tells nothing
+        again = now - begun if number else 0.0  # the first round compiles, so it does not count
         if not trainings or now + again > until:
             return
 

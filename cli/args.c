@@ -1,6 +1,6 @@
 /*
  * Argument parsing: "--name value" and "--name=value". Every error names the option, its value and
- * what was expected, and the exit code is CLI_BAD.
+ * the expected values, and the exit code is CLI_BAD.
  */
 #include <errno.h>
 #include <float.h>
@@ -51,7 +51,8 @@ static void print_help(const cli_command *c)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* One integer at *text, which must start with a digit or a minus. The cursor is left after it. */
+/* Parses one integer at *text, which must start with a digit or a minus. Moves the cursor past
+ * it. */
 static bool scan_integer(const char **text, int64_t min, int64_t max, int64_t *value)
 {
     const char *s = *text;
@@ -102,7 +103,7 @@ static bool parse_seed(const cli_option *o, const char *text)
     return false;
 }
 
-/* Values are used as float32, so a number that overflows it is refused. */
+/* Values are used as float32, so a number that overflows float32 is refused. */
 static bool parse_real(const cli_option *o, const char *text)
 {
     char *end;
@@ -135,7 +136,8 @@ static bool parse_choice(const cli_option *o, const char *text)
     return false;
 }
 
-/* Between 1 and capacity integers separated by commas; returns how many, 0 if malformed. */
+/* Parses between 1 and capacity integers separated by commas; returns their number, 0 if
+ * malformed. */
 static int scan_integers(const cli_option *o, const char *text, int64_t *items, int capacity)
 {
     for (int count = 0; count < capacity;) {
@@ -208,7 +210,7 @@ static int find_option(const cli_command *c, const char *text, size_t length)
     return -1;
 }
 
-/* The option's argument: after '=', or the next word. NULL after a message. */
+/* The option's argument: after '=', or the next word. NULL after an error message. */
 static const char *take_value(const cli_option *o, const char *equals, int argc, char **argv,
                               int *i)
 {
@@ -229,7 +231,7 @@ static bool parse_option(const cli_command *c, int argc, char **argv, int *i, bo
     size_t length = equals ? (size_t)(equals - argv[*i]) : strlen(argv[*i]);
     int index = find_option(c, argv[*i], length);
     if (index < 0) {
-        cli_error("\"%.*s\" is no option of this command; flashattn %s --help lists them",
+        cli_error("\"%.*s\" is not an option of this command; flashattn %s --help lists them",
                   (int)length, argv[*i], c->name);
         return false;
     }

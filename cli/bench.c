@@ -1,4 +1,4 @@
-/* `flashattn bench`: how fast one pass is. */
+/* `flashattn bench`: measures the rate of one pass. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdint.h>
@@ -25,7 +25,7 @@ typedef struct arguments {
     bool causal, deterministic, json;
 } arguments;
 
-/* Fills in what was not given; seq_k stays 0 where it follows each entry of seq. */
+/* Sets the arguments that were not given; seq_k stays 0 if it equals each entry of seq. */
 static void set_defaults(arguments *a)
 {
     bool decode = a->pass == FA_PASS_DECODE;
@@ -39,7 +39,7 @@ static void set_defaults(arguments *a)
     else a->seq = (cli_list){3, {512, 1024, 4096}};
 }
 
-/* decode without --seq-k: one new query, and --seq lists the keys. */
+/* decode without --seq-k: there is one new query, and --seq lists the numbers of keys. */
 static measure_case make_case(const arguments *a, int64_t seq)
 {
     bool one_query = a->pass == FA_PASS_DECODE && a->seq_k == 0;
@@ -68,7 +68,8 @@ static measure_case make_case(const arguments *a, int64_t seq)
 typedef struct result {
     measure_times times;
     double flops, bytes; /* per second, at the median time */
-    double peak;         /* what the share is of: bytes per second for decode, else operations */
+    /* The rate that the share refers to: bytes per second for decode, otherwise operations. */
+    double peak;
     char kernel[256];
 } result;
 
@@ -84,7 +85,7 @@ static bool measure_one(const measure_case *c, const peak_rates *peak, result *r
     return true;
 }
 
-/* NaN, which JSON shows as null, if the peak could not be measured. */
+/* NaN, which is null in JSON, if the peak could not be measured. */
 static double share_of_peak(const measure_case *c, const result *r)
 {
     double rate = c->pass == FA_PASS_DECODE ? r->bytes : r->flops;
@@ -141,7 +142,7 @@ static void print_machine(const measure_case *c, const peak_rates *peak)
     if (peak->read > 0) printf(", reading %.1f GB/s", 1e-9 * peak->read);
 }
 
-/* What does not change from line to line stands above the table. */
+/* What is the same on all lines is printed above the table. */
 static void print_heading(const measure_case *c, const peak_rates *peak)
 {
     printf("%s, batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dim %" PRId64 "/%" PRId64

@@ -1,5 +1,5 @@
 /*
- * The subcommands. Each one is a function in the file of its name: it takes the arguments from the
+ * The subcommands. Each is a function in the file of its name: it takes the arguments from the
  * subcommand's name on, and returns the exit code. cmd_grad is in run.c.
  */
 #ifndef FA_CLI_COMMANDS_H
@@ -8,8 +8,8 @@
 /* Exit codes. */
 enum {
     CLI_FINE = 0,
-    CLI_WRONG = 1, /* the command worked, and a result was wrong                                  */
-    CLI_BAD = 2    /* bad usage or input, or this machine cannot do what was asked                */
+    CLI_WRONG = 1, /* the command worked, and a result was wrong */
+    CLI_BAD = 2    /* bad usage or input, or this machine cannot do what was asked */
 };
 
 int cmd_run(int argc, char **argv);

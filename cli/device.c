@@ -1,4 +1,4 @@
-/* GPUs: choosing one, memory, time, and random problems that are moved there. */
+/* GPUs: choosing one, memory, time, and random problems that are moved to a GPU. */
 #include "device.h"
 
 #include <stdint.h>
@@ -20,7 +20,8 @@ static bool fail(const fa_cuda_fault *fault)
     return false;
 }
 
-/* Problems that stand for all. Float32 is last, as its error is the one that is shown. */
+/* Problems that represent all others. Float32 is last, because its error is the one that is
+ * printed. */
 static const struct {
     fa_dtype dtype;
     int64_t heads_k, dim, dim_v;
@@ -49,7 +50,7 @@ static bool is_usable(fa_pass pass)
     return false;
 }
 
-/* Makes the first GPU's context current. Without a GPU the library's error says so. */
+/* Makes the first GPU's context current. Without a GPU, the library's error explains that. */
 static bool use_first(fa_cuda_fault *fault)
 {
     return fa_cuda_device_count() == 0 || fa_cuda_use_device(0, fault);
@@ -166,7 +167,7 @@ void device_copies_add_tensor(device_copies *copies, cli_tensor *t, bool result)
     device_copies_add(copies, &t->view.data, bytes, result);
 }
 
-/* Says all that is needed before a part of it fails. */
+/* Checks the memory for all copies, so that the error comes before a part of them has been made. */
 static bool check_room(const device_copies *copies)
 {
     size_t needed = 0, left;
@@ -217,8 +218,8 @@ void device_copies_free(device_copies *copies)
 
 enum { ALIGNMENT = 256, GUARD = 256, POISON = 0xff };
 
-/* Where each buffer goes: apart from each other, with the alignment that it has on the host and no
- * more. */
+/* Chooses the offset of each buffer: they are separate, with the alignment that they have on the
+ * host and no more. */
 static size_t place_buffers(const ref_buffers *buffers, size_t offset[REF_MAX_BUFFERS])
 {
     size_t end = 0;
@@ -274,7 +275,7 @@ typedef struct moved {
     size_t offset[REF_MAX_BUFFERS], workspace, workspace_bytes, end;
 } moved;
 
-/* A host pointer becomes the device's. */
+/* Replaces a host pointer by the device's. */
 static void translate(const moved *m, void *pointer_at)
 {
     const char *host = load_pointer(pointer_at);
@@ -337,7 +338,8 @@ static bool is_repeatable(const random_call *call, const ref_buffer *b)
     return ordered || (strcmp(b->name, "dq") != 0 && strcmp(b->name, "dbias") != 0);
 }
 
-/* False if the results of two runs are wrong or differ where they must not; message says how. */
+/* False if the results of two runs are wrong, or differ although they must not; message explains
+ * why. */
 static bool compare_runs(const moved *m, const random_call *call, char *message, size_t size)
 {
     const char *workspace = m->arena->host + m->workspace;
@@ -352,13 +354,13 @@ static bool compare_runs(const moved *m, const random_call *call, char *message,
                  (ssize_t)(at - (size_t)(b->data - b->base)));
     }
     if (!is_poison(workspace - GUARD, GUARD))
-        snprintf(message, size, "memory in front of the workspace was written");
+        snprintf(message, size, "memory before the workspace was written");
     if (!is_poison(workspace + m->workspace_bytes, GUARD))
-        snprintf(message, size, "memory behind the workspace was written");
+        snprintf(message, size, "memory after the workspace was written");
     return !message[0];
 }
 
-/* A tensor that options point to: a copy whose data lies on the device takes its place. */
+/* Replaces a tensor that options point to by a copy whose data are on the device. */
 static void translate_tensor(const moved *m, const fa_tensor **given, fa_tensor *copy)
 {
     if (!*given) return;
@@ -416,7 +418,7 @@ static fa_status call_library(const moved *m, const random_call *given)
     return random_call_run(&c);
 }
 
-/* What sums of a dbias take beyond that (flashattn.h). Every second problem has no room for them. */
+/* Additional workspace for the sums of a dbias (flashattn.h). Every second problem has none. */
 static size_t dbias_workspace(const random_call *call)
 {
     const fa_tensor *dbias = &call->gradients.dbias;
@@ -425,7 +427,7 @@ static size_t dbias_workspace(const random_call *call)
     return (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float) + 256;
 }
 
-/* Where a workspace of the size that the call asks for goes. */
+/* Chooses the place of a workspace of the size that the call needs. */
 static fa_status place_workspace(const random_call *call, moved *m)
 {
     static const fa_pass passes[] = {FA_PASS_FORWARD, FA_PASS_BACKWARD, FA_PASS_DECODE,
@@ -443,7 +445,7 @@ static fa_status place_workspace(const random_call *call, moved *m)
     return status;
 }
 
-/* Both runs; the arena then holds what each of them left. */
+/* Makes both runs; the arena then holds the results of each. */
 static fa_status run_twice(const moved *m, const random_call *call, char *message, size_t size)
 {
     for (int run = 0; run < 2; run++) {
@@ -479,7 +481,7 @@ fa_status device_attend(void *context, const random_call *call, char *message, s
 
 #else
 
-/* Without CUDA nothing below device_choose is ever reached. */
+/* Without CUDA, nothing after device_choose is ever called. */
 bool device_choose(fa_device *device, fa_pass pass)
 {
     (void)pass;

@@ -1,6 +1,6 @@
 /*
  * The command's side of CUDA: it chooses the device and owns the memory there; the library only
- * computes in it. The functions that return bool or a pointer all write to stderr what went wrong.
+ * computes in it. The functions that return bool or a pointer all print an error message on stderr.
  */
 #ifndef FA_CLI_DEVICE_H
 #define FA_CLI_DEVICE_H
@@ -12,20 +12,20 @@
 #include "random_problem.h"
 #include "tensors.h"
 
-/* Replaces FA_DEVICE_AUTO: CUDA if there is a GPU and this build has kernels of the pass for it,
- * else the CPU. After CUDA the first GPU's context is current. False if CUDA is asked for but
- * cannot be used. */
+/* Replaces FA_DEVICE_AUTO: by CUDA if there is a GPU and this build has kernels of the pass for it,
+ * otherwise by the CPU. With CUDA, the first GPU's context is then current. False if CUDA was
+ * requested but cannot be used. */
 bool device_choose(fa_device *device, fa_pass pass);
 
-/* ---- Host arrays that a call on the GPU is to use -------------------------------------------- */
+/* ---- Host arrays for a call on the GPU ------------------------------------------------------- */
 
 enum { DEVICE_MAX_COPIES = 24 };
 
 typedef struct device_copy {
-    void *pointer_at; /* the pointer variable that leads to the array */
+    void *pointer_at; /* the pointer variable that points to the array */
     void *host, *device;
     size_t bytes;
-    bool result; /* comes back */
+    bool result; /* it is copied back */
 } device_copy;
 
 typedef struct device_copies {
@@ -33,17 +33,18 @@ typedef struct device_copies {
     device_copy list[DEVICE_MAX_COPIES];
 } device_copies;
 
-/* Notes an array: pointer_at is the address of a pointer to it. NULL and empty arrays are left out. */
+/* Adds an array: pointer_at is the address of a pointer to it. NULL and empty arrays are
+ * ignored. */
 void device_copies_add(device_copies *copies, void *pointer_at, size_t bytes, bool result);
 void device_copies_add_tensor(device_copies *copies, cli_tensor *t, bool result);
 
-/* Copies the arrays to the GPU and lets the pointers lead there. */
+/* Copies the arrays to the GPU and makes the pointers point there. */
 bool device_copies_in(device_copies *copies);
 
 /* Waits for the GPU and copies the results back. */
 bool device_copies_out(device_copies *copies);
 
-/* Frees the GPU's copies; the pointers lead to the host again. */
+/* Frees the GPU's copies; the pointers point to the host again. */
 void device_copies_free(device_copies *copies);
 
 /* ---- Memory and time ------------------------------------------------------------------------- */
@@ -68,22 +69,22 @@ bool device_clock_end(device_clock *clock, double *seconds); /* waits */
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* One block of device memory that each problem is moved to, all of its buffers with their
- * guard bands and their alignment, and back. */
+/* One block of device memory. Each problem is moved to it, with all its buffers, their guard bands
+ * and their alignment, and back. */
 typedef struct device_arena {
-    char *device, *host, *first; /* first: what the first of two runs left, on the host */
+    char *device, *host, *first; /* first: the results of the first of two runs, on the host */
     size_t bytes;
     void *stream; /* a stream of its own; NULL: the default one */
 } device_arena;
 
 /* An empty arena for thread number `worker`, with a stream. Makes the context of a GPU current;
- * workers are spread over all GPUs. */
+ * workers are distributed over all GPUs. */
 bool device_arena_new(device_arena *arena, int worker);
 void device_arena_free(device_arena *arena);
 
-/* For random_settings.attend; the context is a device_arena. Each call is made twice, in memory that
- * is the same before, and must leave the same bits (dq: with FA_DETERMINISTIC); a workspace lies
- * between guard bands, full of NaN. */
+/* For random_settings.attend; the context is a device_arena. Each call is made twice with the same
+ * memory contents, and must produce the same bits (dq: with FA_DETERMINISTIC). A workspace is
+ * between guard bands, and is filled with NaN. */
 fa_status device_attend(void *context, const random_call *call, char *message, size_t size);
 
 #endif

@@ -1,4 +1,4 @@
-/* `flashattn info`: this machine, and what is supported on it. */
+/* `flashattn info`: shows this machine, and what is supported on it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ static const char *const PASS_NAMES[] = {"forward", "backward", "decode", "weigh
 static const fa_device DEVICES[] = {FA_DEVICE_CPU, FA_DEVICE_CUDA};
 static const char *const DEVICE_NAMES[] = {"cpu", "cuda"};
 
-/* The processor's name as Linux tells it; "unknown" elsewhere. */
+/* The processor's name from Linux; "unknown" on other systems. */
 static void read_cpu_model(char *model, size_t size)
 {
     char line[512];
@@ -100,8 +100,8 @@ static void json_gpus(cli_json *j, int count)
 
 /* ---- what is supported ----------------------------------------------------------------------- */
 
-/* A usual problem of each kind stands for all: 128 queries (decode: 1), 8 heads of dim 64. fp8
- * comes out as float32. */
+/* A typical problem of each kind represents all: 128 queries (decode: 1), 8 heads of dim 64. With
+ * fp8, the result is float32. */
 static fa_status ask(fa_pass pass, fa_dtype dtype, fa_device device)
 {
     fa_dtype out_dtype = dtype == FA_FLOAT8_E4M3 ? FA_FLOAT32 : dtype;

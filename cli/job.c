@@ -1,6 +1,6 @@
 /*
- * `flashattn job`: (1) attention of a real model's layer, checked against float64 and against what
- * the model itself computed; (2) a sweep over sequence lengths, in float32 and bfloat16 side by side.
+ * `flashattn job`: (1) attention of a real model's layer, compared with float64 and with the
+ * model's own result; (2) a sweep over sequence lengths, in float32 and bfloat16 side by side.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -30,8 +30,8 @@ typedef struct arguments {
 
 /* ---- 1. the model's layer -------------------------------------------------------------------- */
 
-/* The model computed in float32 too, by other sums: examples/minilm/capture.py has checked it to be
- * within 1e-5 of float64. Twice that leaves the same for this library. */
+/* The model also computed in float32, in another order: examples/minilm/capture.py has checked that
+ * it is within 1e-5 of float64. This library may be off by as much again. */
 static const double MODEL_TOLERANCE = 2e-5;
 
 enum { LAYER_FILES = 4, LAYER_CALLS = 21 };
@@ -69,7 +69,7 @@ static bool load_layer(layer *l, const char *directory)
     return true;
 }
 
-/* A copy, because conversion uses its array up. */
+/* A copy, because the conversion consumes its array. */
 static bool copy_tensor(cli_tensor *t, const npy_array *array, const char *name, fa_dtype dtype)
 {
     npy_array copy = *array;
@@ -101,7 +101,7 @@ static bool prepare_layer(layer_run *r, const layer *l, fa_dtype dtype, const ar
     r->report = (ref_report)REF_REPORT_INIT;
     for (int i = 0; i < LAYER_FILES; i++)
         if (!copy_tensor(&r->tensors[i], &l->arrays[i], LAYER_NAMES[i], dtype)) return false;
-    /* Filled with NaN, so that an element that is not written shows. */
+    /* Filled with NaN, so that an element that is not written is detected. */
     memset(r->tensors[3].view.data, 0xff, (size_t)l->arrays[3].count * fa_dtype_size(dtype));
     return copy_tensor(&r->tensors[4], &l->arrays[3], "out", FA_FLOAT32);
 }
@@ -124,7 +124,7 @@ static bool time_calls(layer_run *r)
     return true;
 }
 
-/* On the GPU, if that is where it runs: there and back. */
+/* On the GPU if the layer runs there. The arrays are copied there and back. */
 static bool time_layer(layer_run *r)
 {
     if (r->options.device != FA_DEVICE_CUDA) return time_calls(r);
@@ -170,7 +170,7 @@ static void compare_with_model(layer_run *r, int64_t count)
     free(ours.data);
 }
 
-/* Rounded inputs move the result, so only float32 can be held to the model's output. */
+/* Rounded inputs change the result, so only float32 is compared with the model's output. */
 static bool report_layer(const layer_run *r, fa_dtype dtype)
 {
     bool model_fine = dtype != FA_FLOAT32 || r->model_error <= MODEL_TOLERANCE;
@@ -223,7 +223,7 @@ static int run_model(const arguments *a)
 enum { SHORTEST = 256, MAX_POINTS = 7, MAX_SERIES = 2, HEADS = 16, BAR = 50 };
 
 typedef struct point {
-    double rate[2], milliseconds; /* operations per second, full and causal; of full */
+    double rate[2], milliseconds; /* operations per second, full and causal; time of full */
 } point;
 
 /* The points of one dtype. */
@@ -240,7 +240,7 @@ typedef struct sweeping {
     series list[MAX_SERIES];
 } sweeping;
 
-/* What a GPU needs to be busy is more than what a CPU does in the time. */
+/* A GPU needs larger problems to be busy than a CPU can compute in the time. */
 static bool on_cuda(const arguments *a) { return a->device == FA_DEVICE_CUDA; }
 
 static int64_t sweep_dim(const arguments *a) { return on_cuda(a) ? 128 : 64; }
@@ -341,7 +341,7 @@ static double best_of(const series *s, int count)
     return best;
 }
 
-/* A full bar is each dtype's own peak; without one, the best of all. */
+/* A full bar is each dtype's own peak, or if that is not known, the best rate of all. */
 static void print_chart(const sweeping *w, int count)
 {
     double best = 0;
@@ -362,7 +362,7 @@ static void print_chart(const sweeping *w, int count)
         }
 }
 
-/* The headline: each dtype's best rate, what it is compared with, and the kernel. */
+/* The summary: each dtype's best rate, the rate that it is compared with, and the kernel. */
 static void print_best(const sweeping *w, int count)
 {
     for (int i = 0; i < w->count; i++) {
@@ -376,7 +376,8 @@ static void print_best(const sweeping *w, int count)
     }
 }
 
-/* Doubles n while the next point, some four times the last one's time, fits the time given. */
+/* Doubles n while the next point, which takes some four times as long as the last one, fits into
+ * the given time. */
 static int sweep(const arguments *a)
 {
     sweeping w = {.a = a};

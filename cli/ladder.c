@@ -115,7 +115,7 @@ static int ceiling(int argc, char **argv)
 /* ---- the command ----------------------------------------------------------------------------- */
 
 static const struct {
-    const char *name, *shown; /* "run" as messages call it: "ladder run" */
+    const char *name, *shown; /* the subcommand in messages: "ladder run" */
     int (*function)(int argc, char **argv);
     const char *help;
 } PARTS[] = {{"list", "ladder list", list, "the rungs, and what the compiler made of them"},
@@ -143,7 +143,8 @@ int cmd_ladder(int argc, char **argv)
         cli_set_command(PARTS[i].shown);
         return PARTS[i].function(argc - 1, argv + 1);
     }
-    if (argc > 1) cli_error("\"%s\" is no command; expected list, run, bench or ceiling", argv[1]);
+    if (argc > 1)
+        cli_error("\"%s\" is not a command; expected list, run, bench or ceiling", argv[1]);
     else cli_error("a command is missing; expected list, run, bench or ceiling");
     return CLI_BAD;
 }

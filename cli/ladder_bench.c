@@ -1,6 +1,6 @@
 /*
- * `flashattn ladder bench`: the rungs side by side. All rungs of a length are sampled alternately,
- * so that a card that gets hot or is shared slows down all of them alike.
+ * `flashattn ladder bench`: compares the rungs. All rungs of a length are sampled alternately, so
+ * that a card that gets hot or is shared slows down all of them alike.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +19,7 @@
 
 enum { MAX_REPEAT = 1000, MAX_CALLS = 1000 };
 
-/* A sample has as many calls as take this long: the resolution of events is half a microsecond. */
+/* A sample has enough calls to take this long: the resolution of events is half a microsecond. */
 #define SAMPLE_SECONDS 2e-3
 
 static const char *const HALF_NAMES[] = {"bf16", "f16", NULL};
@@ -44,7 +44,7 @@ typedef struct result {
     fa_dtype dtype;
     int64_t n;
     state state;
-    char why[LADDER_ERROR];     /* not measured */
+    char why[LADDER_ERROR];     /* why it was not measured */
     double first;               /* seconds of the call that warms up */
     int calls;                  /* of one sample */
     int rounds, samples;        /* wanted and taken */
@@ -98,7 +98,8 @@ static void free_arrays(arrays *x)
     }
 }
 
-/* Fresh for each length; the elements between dim and the pitch are random too, and not read. */
+/* Allocated again for each length. The elements between dim and the pitch are random too, and are
+ * not read. */
 static bool new_arrays(const arguments *a, int64_t n, fa_dtype dtype, arrays *x)
 {
     int64_t count = a->batch * a->heads * n * ladder_pitch(dtype, a->dim);
@@ -112,7 +113,7 @@ static bool new_arrays(const arguments *a, int64_t n, fa_dtype dtype, arrays *x)
     return true;
 }
 
-/* For rungs that store the scores: those of all heads if they fit into half of the free memory. */
+/* For rungs that store the scores: those of all heads, if they fit into half of the free memory. */
 static bool new_scratch(bench *b, int64_t n)
 {
     fa_cuda_fault fault;
@@ -121,7 +122,7 @@ static bool new_scratch(bench *b, int64_t n)
     size_t heads = (size_t)(b->a->batch * b->a->heads);
     if (heads > left / 2 / head) heads = left / 2 / head;
     b->scratch_bytes = heads * head;
-    if (heads == 0) return true; /* the rung says what it needs */
+    if (heads == 0) return true; /* the rung's error states the size that it needs */
     return fa_cuda_allocate(&b->scratch, b->scratch_bytes, &fault) ||
            rungs_say_fault("device memory for scores", &fault);
 }
@@ -186,7 +187,7 @@ static bool time_calls(const bench *b, result *r, int calls, double *seconds)
     return true;
 }
 
-/* One call to load the kernel, one to see how long it takes. */
+/* One call to load the kernel, and one to measure its time. */
 static void warm_up(const bench *b, result *r)
 {
     double budget = b->a->budget;
@@ -199,7 +200,7 @@ static void warm_up(const bench *b, result *r)
     if (sample * r->rounds > budget) r->rounds = sample < budget ? (int)(budget / sample) : 1;
 }
 
-/* What the length before says of this one: time grows with its square. */
+/* Predicts this length from the previous one: time grows with the square of the length. */
 static void predict(const bench *b, const result *before, result *r)
 {
     if (!before) return;
@@ -243,7 +244,7 @@ static void summarize(result *r)
     r->median = measure_summary(sorted, r->samples).median;
 }
 
-/* All rungs at one length; before: the results of the length before, or NULL. */
+/* All rungs at one length; before: the results of the previous length, or NULL. */
 static bool measure_length(bench *b, const rungs_chosen *chosen, int64_t n, const result *before,
                            result *results)
 {

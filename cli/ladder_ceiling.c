@@ -1,4 +1,5 @@
-/* What the device can do at best, measured by ladder/ceiling.cu; and random inputs made on the device. */
+/* The best rates of the device, measured by ladder/ceiling.cu; and random inputs that are generated
+ * on the device. */
 #include "output.h"
 #include "measure.h"
 #include "ladder_ceiling.h"
@@ -10,7 +11,7 @@ enum {
     COPY_BYTES = 1 << 30
 };
 
-/* One kernel of the probe: how often it is launched to what grid, and what a launch does. */
+/* One kernel of the probe: how often it is launched, its grid, and the work of a launch. */
 typedef struct probe {
     const char *entry;
     bool hopper;
@@ -19,7 +20,7 @@ typedef struct probe {
     double per_round; /* operations of a block in a round */
 } probe;
 
-/* FFMA: 16 a thread; mma.sync: 16 products a warp of 16 x 8 x (8 or 16); wgmma: 4 products of
+/* FFMA: 16 per thread; mma.sync: 16 products per warp of 16 x 8 x (8 or 16); wgmma: 4 products of
  * 64 x 256 x 16 for each of two warpgroups, whose operands take 2 * 8 + 32 KiB. */
 static const probe FFMA = {"rate_ffma", false, 8, 0, THREADS * 16 * 2.0};
 static const probe MMA_TF32 = {"rate_mma_tf32", false, 2, 0, 8 * 16 * (2.0 * 16 * 8 * 8)};
@@ -55,7 +56,7 @@ static bool time_launches(void *kernel, const fa_cuda_launch *launch, void **par
 }
 
 /* Rounds are doubled until a launch takes 20 ms: then the start no longer matters, and clock rates
- * are those of steady work. */
+ * are those of continuous work. */
 static bool measure_rate(const fa_cuda_device *device, const probe *p, double *rate)
 {
     void *kernel, *out = NULL;
@@ -74,7 +75,7 @@ static bool measure_rate(const fa_cuda_device *device, const probe *p, double *r
     return true;
 }
 
-/* One GiB to another: beyond every cache. */
+/* Copies one GiB, which is larger than every cache. */
 static bool measure_copy(const fa_cuda_device *device, double *rate)
 {
     static const probe COPY = {"copy", false, 16, 0, 0};

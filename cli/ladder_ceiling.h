@@ -1,5 +1,5 @@
 /*
- * What the device can do at best, and random inputs.
+ * The best rates of the device, and random inputs.
  */
 #ifndef FA_CLI_LADDER_CEILING_H
 #define FA_CLI_LADDER_CEILING_H
@@ -9,7 +9,7 @@
 
 #include "ladder.h"
 
-/* What the device can do at best; 0: it has no such instruction. */
+/* The best rates of the device; 0: it has no such instruction. */
 typedef struct rungs_ceiling {
     double copy;     /* bytes per second, read and written */
     double ffma;     /* operations per second; a multiply-add counts as 2 */
@@ -20,7 +20,7 @@ typedef struct rungs_ceiling {
 
 bool rungs_measure_ceiling(const fa_cuda_device *device, rungs_ceiling *ceiling);
 
-/* The same but for copy, which takes 2 GiB of the device's memory. */
+/* The same without copy, which takes 2 GiB of the device's memory. */
 bool rungs_measure_rates(const fa_cuda_device *device, rungs_ceiling *ceiling);
 
 /* The rate that a rung of these types is compared with. */

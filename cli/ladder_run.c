@@ -1,9 +1,9 @@
 /*
- * `flashattn ladder run`: every rung against float64 on the host.
+ * `flashattn ladder run`: compares every rung with float64 on the host.
  *
- * q, k, v and out lie in one block of memory, each between bands of 0xff bytes, which are NaN in
- * every type. So a read outside of an array, or behind a row's d elements, makes a result NaN, and
- * a write outside of out is found.
+ * q, k, v and out are in one block of memory, each between bands of 0xff bytes, which are NaN in
+ * every type. So a read outside of an array, or after a row's d elements, makes a result NaN, and a
+ * write outside of out is detected.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -25,7 +25,7 @@ enum { BAND = 4096, ARRAYS = 4, Q = 0, K, V, OUT };
 typedef struct verify_case {
     int64_t heads, n, d;
     bool causal, small_scratch;
-    double scale, loud; /* loud: what q is multiplied by, for large logits */
+    double scale, loud; /* loud: a factor of q, for large logits */
     uint64_t seed;
 } verify_case;
 
@@ -34,10 +34,11 @@ typedef struct verify_case {
 /*
  * |error| <= ABSOLUTE + RELATIVE |expected| + roundings * unit * sum_j p_ij |v_j|
  *
- * The first two are the original project's. Of products rounded to tf32 they do not hold: on standard
- * normal inputs some 0.3% of the elements, those near 0, are further off by the rounding of q, k, p and
- * v alone. So each rounding may cost its unit of the sum that an element is made of. Errors of logits
- * grow with the logits; the third term grows with them (verify_result.loudness).
+ * The first two terms come from the original project. They are too small for products rounded to
+ * tf32: with standard normal inputs, the rounding of q, k, p and v alone causes larger errors in
+ * some 0.3% of the elements, those near 0. So each rounding may cause an error of its unit,
+ * relative to the sum of the element's terms. Errors of logits grow with the logits, and so does
+ * the third term (verify_result.loudness).
  */
 #define ABSOLUTE 1e-4
 #define RELATIVE 1e-2
@@ -58,7 +59,7 @@ static tolerance tolerance_of(const ladder_rung *rung, fa_dtype dtype)
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
-/* The original project's own: batch, heads, n, d. */
+/* The cases of the original project: batch, heads, n, d. */
 static const int ORIGINAL[][4] = {{1, 1, 50, 32}, {1, 1, 100, 32}, {1, 1, 64, 50},
                                   {1, 1, 64, 69}, {5, 12, 53, 69}, {1, 1, 30, 128}};
 enum { NUM_ORIGINAL = 2 * CLI_COUNT(ORIGINAL) };
@@ -75,7 +76,7 @@ static verify_case original_case(int index)
                          .seed = (uint64_t)index + 1};
 }
 
-/* Mostly short, often at the edge of a tile. */
+/* Mostly short, and often at the edge of a tile. */
 static int64_t random_length(ref_random *r)
 {
     static const int64_t tiles[] = {8, 16, 64, 128};
@@ -108,7 +109,7 @@ static verify_case random_case(ref_random *r)
     if (ref_random_once_in(r, 8)) c.loud = 8;
     c.scale = (double)(float)c.scale;
     c.seed = ref_random_bits(r);
-    /* The host's part stays below a second. */
+    /* The host's part takes less than a second. */
     while (c.heads > 1 && (double)c.heads * (double)(c.n * c.n) * (double)c.d > 2e8) c.heads /= 2;
     return c;
 }
@@ -118,10 +119,11 @@ static verify_case random_case(ref_random *r)
 typedef struct host_data {
     fa_dtype dtype;
     int64_t heads, n, d, pitch, array_bytes, bytes; /* bytes: of everything, bands included */
-    unsigned char *sent, *received;                 /* the memory as it goes and as it comes */
-    double *rows[3];                                /* q, k, v as numbers: (heads, n, d) */
-    double *expected, *spread;                      /* out; sum_j p_ij |v_jc|, both (heads, n, d) */
-    double *loudness;                               /* for each row of out */
+    /* Sent to the device, and received from it. */
+    unsigned char *sent, *received;
+    double *rows[3];           /* q, k, v as numbers: (heads, n, d) */
+    double *expected, *spread; /* out; sum_j p_ij |v_jc|, both (heads, n, d) */
+    double *loudness;          /* for each row of out */
 } host_data;
 
 static int64_t array_start(const host_data *h, int array)
@@ -173,7 +175,7 @@ static bool allocate_host(host_data *h, const verify_case *c, fa_dtype dtype)
 {
     *h = (host_data){.dtype = dtype, .heads = c->heads, .n = c->n, .d = c->d};
     h->pitch = ladder_pitch(dtype, c->d);
-    /* Now and then rows lie further apart than they must. */
+    /* In some cases, rows are further apart than they must be. */
     if (c->seed % 3 == 0) h->pitch += 2 * 16 / element_bytes(dtype);
     int64_t rows = c->heads * c->n;
     size_t doubles = (size_t)(rows * c->d) * sizeof(double);
@@ -204,7 +206,8 @@ static void fill_inputs(host_data *h, const verify_case *c)
 }
 
 /* Scores of one query; returns the largest. loudness: the largest of scale * |products| in the L2
- * norm, about 1 for usual inputs: how much a logit moves when each product moves by one unit. */
+ * norm, about 1 for usual inputs. It measures how much a logit changes when each product changes by
+ * one unit. */
 static double make_scores(const host_data *h, const verify_case *c, const double *q,
                           const double *k, int64_t keys, double *scores, double *loudness)
 {
@@ -257,7 +260,7 @@ static bool make_expectations(host_data *h, const verify_case *c)
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-/* What is known of a rung so far. */
+/* The results of a rung so far. */
 typedef struct rung_tally {
     int passed, failed, refused;
     double ratio, whole; /* the worst: error / tolerance, relative error of all of out */
@@ -278,7 +281,7 @@ static bool fails(failure *f, const char *format, ...)
     return false;
 }
 
-/* Inputs and bands must be as they were. */
+/* Inputs and bands must be unchanged. */
 static bool check_untouched(const host_data *h, failure *f)
 {
     int64_t out = array_start(h, OUT),
@@ -362,7 +365,7 @@ static ladder_problem device_problem(const workbench *w, const host_data *h, con
                             .causal = c->causal};
 }
 
-/* Scratch for all heads, or for a few of them: then the rung must run in parts. */
+/* Scratch memory for all heads, or for a few of them: then the rung must run in parts. */
 static bool give_scratch(workbench *w, const verify_case *c, ladder_problem *p)
 {
     fa_cuda_fault fault;
@@ -383,7 +386,7 @@ static outcome run_kernel(workbench *w, host_data *h, const verify_case *c, cons
     ladder_plan plan;
     ladder_problem p = device_problem(w, h, c);
     if (k->about.needs_scores && !give_scratch(w, c, &p)) return BROKEN;
-    /* Only for head dims that no rung promises. */
+    /* Only for head dims that no rung supports. */
     if (!ladder_make_plan(k, &p, &w->device, &plan, f->text)) return c->d > 128 ? REFUSED : FAILED;
     if (!fa_cuda_copy_in(w->arrays.data, h->sent, (size_t)h->bytes, &fault))
         return rungs_say_fault("copying inputs", &fault), BROKEN;
@@ -410,7 +413,7 @@ static const char *dtype_name(fa_dtype dtype)
     return dtype == FA_FLOAT32 ? "f32" : dtype == FA_BFLOAT16 ? "bf16" : "f16";
 }
 
-/* False: the device is lost, nothing more can be run. */
+/* False: the device is lost, so nothing more can be run. */
 static bool tally_rung(workbench *w, host_data *h, const verify_case *c, const ladder_rung *rung,
                        rung_tally *tally)
 {
@@ -431,7 +434,7 @@ static bool tally_rung(workbench *w, host_data *h, const verify_case *c, const l
 
 /* ---- all cases ------------------------------------------------------------------------------- */
 
-/* One case in one type, for all rungs that take it: the expectation is made once. */
+/* One case in one type, for all rungs that support it. The expected result is computed once. */
 static bool run_case(workbench *w, const verify_case *c, fa_dtype dtype, const rungs_chosen *chosen,
                      rung_tally *tallies)
 {
@@ -468,7 +471,7 @@ static bool run_cases(workbench *w, int64_t cases, uint64_t seed, const rungs_ch
     return true;
 }
 
-/* Returns whether the rung is right. */
+/* Returns whether the rung is correct. */
 static bool print_tally(const ladder_rung *rung, const fa_cuda_device *device, const rung_tally *t)
 {
     if (!rungs_run_here(rung, device)) {

@@ -49,7 +49,7 @@ static bool choose_named(const char *name, bool *wanted)
 {
     const ladder_rung *rung = ladder_find_rung(name);
     if (rung) wanted[rung - ladder_rung_at(0)] = true;
-    else cli_error("\"%s\" is no rung; flashattn ladder list shows them", name);
+    else cli_error("\"%s\" is not a rung; flashattn ladder list shows them", name);
     return rung != NULL;
 }
 

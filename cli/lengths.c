@@ -16,7 +16,7 @@ typedef struct integers {
     int32_t *data; /* NULL: the option was not given */
 } integers;
 
-/* Reads the file if there is one; axes: how many it must have. */
+/* Reads the file if there is one; axes: its required number of axes. */
 static bool read_integers(integers *x, const char *option, const char *path, int axes)
 {
     npy_array array;
@@ -45,7 +45,7 @@ static bool check_count(const integers *x, int64_t expected, const char *of)
     return false;
 }
 
-/* Checks that entries begin at 0 or later, never decrease, and end within the tensor's rows. */
+/* Checks that entries begin at 0 or more, never decrease, and end within the tensor's rows. */
 static bool check_cumulative(const integers *x, int64_t rows, const char *of)
 {
     if (!x->data) return true;
@@ -65,7 +65,7 @@ static bool check_cumulative(const integers *x, int64_t rows, const char *of)
     return true;
 }
 
-/* Lengths that fit where their sequences lie. */
+/* Checks that lengths fit into the rows of their sequences. */
 static bool check_lengths(const integers *x, const int32_t *cumulative, int64_t rows)
 {
     for (int64_t b = 0; x->data && b < x->shape[0]; b++) {
@@ -79,7 +79,7 @@ static bool check_lengths(const integers *x, const int32_t *cumulative, int64_t 
     return true;
 }
 
-/* The pages that the sequences use; later entries are not read. */
+/* Checks the pages that the sequences use; later entries are not read. */
 static bool check_pages(const integers *table, const int32_t *seqlens, const fa_tensor *k)
 {
     const int64_t page = k->shape[1], pages = k->shape[0], entries = table->shape[1];
@@ -135,8 +135,8 @@ static bool read_files(files *f, const lengths_paths *p)
            read_integers(&f->table, "--block-table", p->block_table, 2);
 }
 
-/* A tensor that is packed has one batch item; one that is not, as many as there are sequences, which
- * are those of --q where nothing is packed. */
+/* A packed tensor has one batch item. Otherwise it has as many as there are sequences; if nothing
+ * is packed, that is the batch of --q. */
 static bool check_batch(const char *name, const fa_tensor *t, bool packed, bool other_packed,
                         int64_t batch)
 {

@@ -1,6 +1,6 @@
 /*
- * Lengths and pages of a batch, for `flashattn run` and `flashattn grad`: from .npy files of
- * integers into the options. They are checked here, since a GPU does not check them.
+ * Lengths and pages of a batch, for `flashattn run` and `flashattn grad`: reads .npy files of
+ * integers into the options. They are checked here, because a GPU does not check them.
  */
 #ifndef FA_CLI_LENGTHS_H
 #define FA_CLI_LENGTHS_H
@@ -20,12 +20,13 @@ typedef struct lengths {
     int64_t table_entries;
 } lengths;
 
-/* Reads the files for a problem whose q and k these are, and sets the options. False after a message on
+/* Reads the files for a problem with these q and k, and sets the options. False after a message on
  * stderr. */
 bool lengths_load(lengths *l, const lengths_paths *paths, const fa_tensor *q, const fa_tensor *k,
                   fa_options *options);
 
-/* To the GPU, with all else that the options lead to. */
+/* Adds them to the arrays that are copied to the GPU, with everything else that the options point
+ * to. */
 void lengths_add_copies(const lengths *l, device_copies *copies, fa_options *options);
 
 void lengths_free(lengths *l);

@@ -1,4 +1,4 @@
-/* The command `flashattn`: picks the subcommand. */
+/* The command `flashattn`: chooses the subcommand. */
 #include <signal.h>
 #include <string.h>
 
@@ -57,13 +57,13 @@ static int dispatch(int argc, char **argv)
     bool help = strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0;
     bool version = strcmp(argv[1], "--version") == 0;
     if (!help && !version) {
-        cli_error("\"%s\" is no command; expected run, grad, bench, verify, job, ladder or info "
+        cli_error("\"%s\" is not a command; expected run, grad, bench, verify, job, ladder or info "
                   "(flashattn --help)",
                   argv[1]);
         return CLI_BAD;
     }
     if (argc > 2) {
-        cli_error("%s stands alone; found \"%s\" behind it", argv[1], argv[2]);
+        cli_error("%s takes no arguments; found \"%s\" after it", argv[1], argv[2]);
         return CLI_BAD;
     }
     if (help) print_help();
@@ -71,8 +71,9 @@ static int dispatch(int argc, char **argv)
     return CLI_FINE;
 }
 
-/* Output that did not reach its file (a full disk, say) must not look like success. Beyond the limit of a
- * file's size (ulimit -f) writing fails like on a full disk, and does not end the command. */
+/* If output could not be written (for example because a disk is full), the command must fail.
+ * Beyond the limit of a file's size (ulimit -f), writing must fail in the same way, and not end the
+ * command by a signal. */
 int main(int argc, char **argv)
 {
     signal(SIGXFSZ, SIG_IGN);

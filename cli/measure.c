@@ -127,7 +127,7 @@ static bool on_cuda(const measure_case *c) { return c->device == FA_DEVICE_CUDA;
 
 enum { POOL = 1 << 22 };
 
-/* Fills device memory from a pool of numbers, which is repeated where the memory is longer. */
+/* Fills device memory from a pool of numbers, which is repeated if the memory is longer. */
 static bool fill_device(void *to, fa_dtype dtype, int64_t count, uint64_t seed)
 {
     const int64_t pool = count < POOL ? count : POOL, size = (int64_t)fa_dtype_size(dtype);
@@ -203,7 +203,7 @@ static bool library_fine(fa_status status)
     return status == FA_OK;
 }
 
-/* Device memory that the library asks for. */
+/* Device memory for the workspace that the library needs. */
 static bool new_workspace(measured *m)
 {
     size_t bytes = 0;
@@ -271,7 +271,8 @@ static fa_status call(measured *m, fa_pass pass, int number)
     return fa_backward(&m->q.view, k, v, &m->out.view, m->lse, &g, &m->options);
 }
 
-/* Warm-up: one call, and more until 50 ms have passed, so that threads are awake and clock rates up. */
+/* Warm-up: one call, and more until 50 ms have passed, so that threads are awake and clock rates
+ * are high. */
 static bool warm_up(measured *m)
 {
     double begin = cli_seconds();
@@ -303,7 +304,7 @@ static bool time_calls(measured *m, double *samples)
     return true;
 }
 
-/* Supported? Asked with shapes only, before memory is filled. */
+/* Checks whether the case is supported, with shapes only, before memory is filled. */
 static bool check_case(const measure_case *c, char *kernel, size_t size)
 {
     fa_tensor q = fa_bshd(NULL, c->dtype, c->batch, c->n_q, c->heads, c->d);

@@ -1,7 +1,7 @@
 /*
- * .npy: 6 bytes of magic, 2 of version, the header's length in 2 bytes (version 1) or 4 (versions 2
- * and 3), little endian; the header, a Python dict literal with the keys descr, fortran_order and
- * shape; then the elements.
+ * The format of .npy: 6 bytes of magic, 2 of version, the header's length in 2 bytes (version 1) or
+ * 4 (versions 2 and 3), little endian; the header, a Python dict literal with the keys descr,
+ * fortran_order and shape; then the elements.
  */
 #include "npy.h"
 
@@ -34,7 +34,7 @@ static bool native_is_little(void)
     return *(const unsigned char *)&one == 1;
 }
 
-/* Returns false, so that a failure is one statement. */
+/* Returns false, so that a failure is a single statement. */
 #define FAIL(...) (snprintf(error, NPY_ERROR_SIZE, __VA_ARGS__), false)
 
 /* ------------------------------------------------------------------------------------------------
@@ -42,12 +42,12 @@ static bool native_is_little(void)
  * ---------------------------------------------------------------------------------------------- */
 
 typedef struct header {
-    const char *name;   /* the file, for messages                                                */
-    const char *cursor; /* what is left of the text, which ends with a 0                         */
+    const char *name;   /* the file, for messages */
+    const char *cursor; /* the remaining text, which ends with a 0 */
     const char *begin;
     bool has_type, has_order, has_shape;
-    bool swapped; /* the elements' bytes are in the other order                            */
-    bool fortran; /* first axis fastest                                                    */
+    bool swapped; /* the elements' bytes are in the other order */
+    bool fortran; /* first axis fastest */
     npy_array *array;
     char *error;
 } header;
@@ -90,9 +90,9 @@ static bool parse_string(header *h, char *text, size_t size)
 }
 
 /*
- * descr: a byte order and a type, for example '<f4'. One-byte types have no order: '|'. bfloat16 of ml_dtypes
- * becomes '<V2' in a file, and '|V2' when NumPy has read that and saved it again. Its 8-bit floats
- * all become '<V1', so a file does not say which one it holds.
+ * descr: a byte order and a type, for example '<f4'. One-byte types have no order: '|'. A bfloat16
+ * of ml_dtypes becomes '<V2' in a file, and '|V2' if NumPy has read that file and saved it again.
+ * The 8-bit floats of ml_dtypes all become '<V1', so a file does not tell which one it holds.
  */
 static bool parse_type(header *h)
 {
@@ -196,7 +196,7 @@ static bool parse_dict(header *h)
         if (!comma && *h->cursor != '}') return malformed(h, "',' or '}'");
     }
     skip_space(h);
-    if (*h->cursor != '\0') return malformed(h, "nothing behind '}'");
+    if (*h->cursor != '\0') return malformed(h, "nothing after '}'");
     if (h->has_type && h->has_order && h->has_shape) return true;
     return FAIL("%s: the header lacks the key '%s'", h->name,
                 !h->has_type    ? "descr"
@@ -204,7 +204,8 @@ static bool parse_dict(header *h)
                                 : "shape");
 }
 
-/* Sets array->count. The product of the extents other than 0 must fit too, so that strides do. */
+/* Sets array->count. The product of the nonzero extents must fit too, because strides are computed
+ * from it. */
 static bool count_elements(header *h)
 {
     char *error = h->error;
@@ -219,7 +220,7 @@ static bool count_elements(header *h)
             continue;
         }
         if (product > limit / extent)
-            return FAIL("%s: the shape stands for more bytes than fit 63 bits", h->name);
+            return FAIL("%s: the shape has more bytes than fit in 63 bits", h->name);
         product *= extent;
     }
     h->array->count = empty ? 0 : product;
@@ -237,14 +238,14 @@ static uint32_t little_endian(const unsigned char *bytes, int count)
     return value;
 }
 
-/* Magic, version and length; leaves the file at the header's text. */
+/* Reads magic, version and length; leaves the file position at the header's text. */
 static bool read_prefix(FILE *file, const char *name, size_t *length, char *error)
 {
     unsigned char prefix[12];
     size_t got = fread(prefix, 1, 8, file);
     if (ferror(file)) return FAIL("%s: cannot be read: %s", name, strerror(errno));
     if (got < 6 || memcmp(prefix, "\x93NUMPY", 6) != 0)
-        return FAIL("%s: is no .npy file (it does not begin with \\x93NUMPY)", name);
+        return FAIL("%s: is not a .npy file (it does not begin with \\x93NUMPY)", name);
     if (got < 8) return FAIL("%s: ends within the header", name);
     if (prefix[6] < 1 || prefix[6] > 3 || prefix[7] != 0)
         return FAIL("%s: has .npy version %d.%d; expected 1.0, 2.0 or 3.0", name, prefix[6],
@@ -283,7 +284,7 @@ static bool too_short(const npy_array *a, const char *name, uint64_t got, char *
                 (uint64_t)a->count * TYPES[a->type].size);
 }
 
-/* The bytes left in a file whose size is known; -1 for pipes and the like. */
+/* The number of bytes left in a file whose size is known; -1 for pipes and similar files. */
 static int64_t bytes_left(FILE *file)
 {
     struct stat status;
@@ -292,7 +293,7 @@ static int64_t bytes_left(FILE *file)
     return (int64_t)status.st_size - (int64_t)ftello(file);
 }
 
-/* Memory grows with the bytes that really come, so that a header cannot ask for more. */
+/* Memory grows with the bytes that are read, so that a header cannot request more. */
 static bool read_data(FILE *file, npy_array *a, const char *name, char *error)
 {
     size_t need = (size_t)a->count * TYPES[a->type].size, got = 0, capacity = 0;
@@ -328,7 +329,7 @@ static void swap_bytes(npy_array *a)
         }
 }
 
-/* Walks the elements in C order while the offset of each in Fortran order is kept along. */
+/* Goes through the elements in C order and updates the offset of each in Fortran order. */
 static bool transpose(npy_array *a)
 {
     size_t size = TYPES[a->type].size;
@@ -385,7 +386,7 @@ bool npy_read(const char *path, npy_array *array, char *error)
 bool npy_parse(const char *name, const void *bytes, size_t size, npy_array *array, char *error)
 {
     array->data = NULL;
-    if (size == 0) return FAIL("%s: is no .npy file (it does not begin with \\x93NUMPY)", name);
+    if (size == 0) return FAIL("%s: is not a .npy file (it does not begin with \\x93NUMPY)", name);
     /* Opened for reading only, so that the bytes are never written to. */
     FILE *file = fmemopen((void *)(uintptr_t)bytes, size, "rb");
     if (!file) return FAIL("%s: out of memory", name);
@@ -400,7 +401,7 @@ bool npy_parse(const char *name, const void *bytes, size_t size, npy_array *arra
 
 enum { MAX_OUTPUTS = 16, HEADER_ALIGNMENT = 64 };
 
-/* A temporary file, or a device to write to directly; target and temporary are malloc'd. */
+/* A temporary file, or a device that is written to directly; target and temporary are malloc'd. */
 typedef struct pending {
     char *target;    /* NULL: standard output */
     char *temporary; /* NULL: written to target directly */
@@ -430,7 +431,7 @@ static void watch_signals(bool on)
     }
 }
 
-/* The whole prefix and header, padded so that the data begin at a multiple of 64 bytes. */
+/* Makes the whole prefix and header, padded so that the data begin at a multiple of 64 bytes. */
 static size_t make_header(const npy_array *a, char *text, size_t size)
 {
     const char *order = TYPES[a->type].size == 1 ? "|" : native_is_little() ? "<" : ">";
@@ -460,7 +461,8 @@ static bool write_fully(int file, const void *data, size_t size)
     return true;
 }
 
-/* Writes and closes; fsync says EINVAL for pipes and devices, which have no disk to be late on. */
+/* Writes and closes the file. fsync returns EINVAL for pipes and devices, which have nothing to
+ * sync. */
 static bool write_array(int file, const npy_array *a)
 {
     char text[512];
@@ -481,7 +483,8 @@ static mode_t new_file_mode(void)
     return 0666 & ~mask;
 }
 
-/* The absolute path of a file that does not exist yet, so that its spellings compare equal. */
+/* The absolute path of a file that does not exist yet, so that different spellings compare
+ * equal. */
 static char *resolve_new(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -497,7 +500,7 @@ static char *resolve_new(const char *path)
     return target;
 }
 
-/* Where the bytes go: through a symbolic link to the file behind it, which is replaced. */
+/* Chooses the file to write: a symbolic link is followed, and its target is replaced. */
 static bool resolve_target(const char *path, pending *p, char *error)
 {
     struct stat status;
@@ -562,8 +565,8 @@ static void remove_pending(pending *p, int slot)
     p->temporary = p->target = NULL;
 }
 
-/* Makes the new name durable. A directory that cannot be opened or synced is no reason to fail: the
- * file itself is whole. */
+/* Makes the new name durable. If a directory cannot be opened or synced, that is not an error: the
+ * file itself is complete. */
 static void sync_directory(const char *path)
 {
     char *directory = strdup(path);
@@ -590,7 +593,7 @@ static bool rename_pending(const npy_output *o, pending *p, int slot, char *erro
     return true;
 }
 
-/* Two outputs in one file would leave only the later one. */
+/* If two outputs were the same file, only the later one would remain. */
 static bool check_distinct(const npy_output *outputs, const pending *p, int count, char *error)
 {
     for (int i = 0; i < count; i++)
@@ -611,7 +614,7 @@ bool npy_write(const npy_output *outputs, int count, char *error)
     for (int i = 0; i < count && fine; i++)
         fine = resolve_target(outputs[i].path, &files[i], error);
     fine = fine && check_distinct(outputs, files, count, error);
-    for (int direct = 0; direct < 2; direct++) /* what cannot be taken back comes last */
+    for (int direct = 0; direct < 2; direct++) /* what cannot be undone comes last */
         for (int i = 0; i < count && fine; i++)
             if (files[i].direct == (direct == 1))
                 fine = write_pending(&outputs[i], &files[i], i, error);

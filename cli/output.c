@@ -26,7 +26,7 @@ void cli_error(const char *format, ...)
     fputc('\n', stderr);
 }
 
-/* "\r" and "ESC [ K" return to the line's start and wipe it. */
+/* "\r" and "ESC [ K" return to the start of the line and clear it. */
 void cli_progress(const char *format, ...)
 {
     if (!isatty(STDERR_FILENO)) return;

@@ -14,17 +14,17 @@
 #define CLI_PRINTF(text, first)
 #endif
 
-/* Names the command in all messages that follow: "flashattn NAME: ..."; NULL: "flashattn: ...". */
+/* Sets the command's name in all later messages: "flashattn NAME: ..."; NULL: "flashattn: ...". */
 void cli_set_command(const char *name);
 
 /* Clears the progress line, then writes "flashattn NAME: " and the message to stderr. */
 void cli_error(const char *format, ...) CLI_PRINTF(1, 2);
 
-/* Replaces the progress line; does nothing unless stderr is a terminal. */
+/* Replaces the progress line; does nothing if stderr is not a terminal. */
 void cli_progress(const char *format, ...) CLI_PRINTF(1, 2);
 void cli_progress_clear(void);
 
-/* Seconds on a clock that never goes back. */
+/* Seconds of a clock that never goes back. */
 double cli_seconds(void);
 
 /* ---- JSON: objects and arrays, written as they come, always valid -------------------------------
@@ -34,7 +34,7 @@ double cli_seconds(void);
 
 typedef struct cli_json {
     FILE *file;
-    bool comma; /* a value stands in front of the next one */
+    bool comma; /* there is a value before the next one */
 } cli_json;
 
 void cli_json_open(cli_json *json, const char *key, char bracket);     /* '{' or '[' */
@@ -43,6 +43,6 @@ void cli_json_text(cli_json *json, const char *key, const char *text); /* NULL: 
 void cli_json_integer(cli_json *json, const char *key, int64_t value);
 void cli_json_real(cli_json *json, const char *key, double value);
 void cli_json_bool(cli_json *json, const char *key, bool value);
-void cli_json_end_line(cli_json *json); /* a line break behind a top-level value */
+void cli_json_end_line(cli_json *json); /* a line break after a top-level value */
 
 #endif

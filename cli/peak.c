@@ -1,6 +1,6 @@
 /*
- * Peak rates. Each thread runs a loop of independent instructions, as many as hide the latency on
- * any core (4 to 5 cycles, 2 a cycle), on registers only; and a loop that reads memory.
+ * Peak rates. Each thread runs a loop of independent instructions on registers, enough of them to
+ * hide the latency on any core (4 to 5 cycles, 2 a cycle); and a loop that reads memory.
  */
 #include "peak.h"
 
@@ -25,7 +25,7 @@
 
 enum { CHAINS = 12, STEPS = 1 << 18, ROUNDS = 5 };
 
-/* Where results go, so that no loop can be left out. */
+/* Results are stored here, so that no loop can be optimized away. */
 static _Thread_local volatile float sink;
 
 /* ---- multiply-add ---------------------------------------------------------------------------- */
@@ -191,14 +191,14 @@ static read_function *widest_read(void)
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
-/* Threads wait at the gate until it is known how many there are; then for each other in front
- * of and behind each round, so that all of them work at once. */
+/* Threads wait at the gate until their number is known; then they wait for each other before and
+ * after each round, so that all of them work at the same time. */
 typedef struct crew {
     pthread_mutex_t gate;
     pthread_barrier_t barrier;
     int threads;
-    loop compute; /* run NULL: reads instead */
-    size_t bytes; /* to read per thread, a multiple of 4096 */
+    loop compute; /* run NULL: the threads read memory */
+    size_t bytes; /* each thread reads this many, a multiple of 4096 */
     atomic_bool out_of_memory;
     double best; /* seconds of the fastest round */
 } crew;
@@ -215,7 +215,7 @@ static void work_once(const crew *c, const char *memory)
     else if (memory) widest_read()(memory, c->bytes);
 }
 
-/* Each thread writes its own memory first, so that it lies near the core that reads it. */
+/* Each thread writes its own memory first, so that it is near the core that reads it. */
 static void work(const worker *w)
 {
     crew *c = w->crew;
@@ -244,7 +244,7 @@ static void *enter(void *argument)
     return NULL;
 }
 
-/* Makes as many threads as the system gives, this one included, and lets them work. */
+/* Starts as many threads as the system allows, including this one, and lets them work. */
 static void run_crew(crew *c, worker *workers)
 {
     int wanted = c->threads;
@@ -259,7 +259,7 @@ static void run_crew(crew *c, worker *workers)
     pthread_barrier_destroy(&c->barrier);
 }
 
-/* The units that all threads together do in a second; 0 if memory is short. */
+/* The units that all threads together do in a second; 0 if there is not enough memory. */
 static double measure_crew(int threads, loop compute, size_t bytes, double units)
 {
     crew c = {
@@ -308,7 +308,8 @@ static void measure_cpu(int threads, peak_table *table)
 }
 
 #ifdef FA_HAVE_CUDA
-/* Products with float32's errors: of float32 numbers, or three of their parts on tensor cores. */
+/* Products with float32's errors: of float32 numbers, or of three products of their parts on tensor
+ * cores. */
 static peak_rate float32_peak(const rungs_ceiling *c)
 {
     const peak_rate rates[] = {

@@ -183,7 +183,7 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
 
 static bool is_stream(const char *path) { return path && strcmp(path, "-") == 0; }
 
-/* Of count options at most one may be "-". */
+/* At most one of count options may be "-". */
 static bool check_streams(const char *const *options, const char *const *paths, int count,
                           const char *stream)
 {
@@ -200,7 +200,7 @@ static bool check_streams(const char *const *options, const char *const *paths, 
     return true;
 }
 
-/* The report would stand in the file's midst, and a terminal is no place for a file. */
+/* A report on standard output would mix with the file, and a terminal is no place for a file. */
 static bool check_output_stream(const arguments *a, const char *const *options,
                                 const char *const *paths, int count)
 {
@@ -210,7 +210,7 @@ static bool check_output_stream(const arguments *a, const char *const *options,
         if (!a->json && !isatty(STDOUT_FILENO)) return true;
         cli_error("%s is \"-\", standard output, %s", options[i],
                   a->json ? "and so is --json; expected one of them"
-                          : "which is a terminal; expected a file or a pipe behind it");
+                          : "which is a terminal; expected a file or a pipe");
         return false;
     }
     return true;
@@ -269,7 +269,7 @@ typedef struct problem {
     cli_tensor q, k, v, out, bias, mask, dout, dq, dk, dv, dbias;
     float *lse, *alibi, *sinks, *dsinks;
     lengths lengths;
-    fa_device device; /* the one chosen */
+    fa_device device; /* the chosen device */
     device_copies copies;
     void *workspace; /* on the GPU */
     fa_options options;
@@ -297,8 +297,8 @@ static fa_dtype choose_dtype(const arguments *a, const npy_array *arrays, int co
     return cli_dtype_of(arrays[0].type);
 }
 
-/* The input whose number of axes the i-th of q, k, v and dout must share. Keys that are packed or paged, and
- * queries that are packed, may have a batch where the others have none. */
+/* The input with which the i-th of q, k, v and dout must agree in the number of axes. Packed or
+ * paged keys, and packed queries, may have a batch axis although the others have none. */
 static int like_which(const arguments *a, int i)
 {
     const lengths_paths *l = &a->lengths;
@@ -406,7 +406,7 @@ static bool load_problem(const arguments *a, problem *p)
     return true;
 }
 
-/* A tensor like model, but with another dim. */
+/* A tensor like model, but with a different dim. */
 static bool new_like(cli_tensor *t, const cli_tensor *model, int64_t dim)
 {
     const int64_t *s = model->view.shape;
@@ -433,7 +433,7 @@ static bool library_fine(fa_status status)
     return status == FA_OK;
 }
 
-/* Asks before pointers are followed, so that a device that cannot is refused with its reason. */
+/* Checks before pointers are used, so that an unsupported call is refused with a reason. */
 static bool check_supported(const problem *p, fa_pass pass)
 {
     return library_fine(
@@ -444,7 +444,7 @@ static bool check_supported(const problem *p, fa_pass pass)
 
 static size_t float_bytes(int64_t count) { return (size_t)count * sizeof(float); }
 
-/* Moves all that the forward pass reads and writes to the GPU, if it computes there. */
+/* Moves everything that the forward pass reads and writes to the GPU, if it computes there. */
 static bool move_to_device(problem *p)
 {
     cli_tensor *inputs[] = {&p->q, &p->k, &p->v, &p->bias, &p->mask};
@@ -462,7 +462,7 @@ static bool move_to_device(problem *p)
     return device_copies_in(&p->copies);
 }
 
-/* The workspace of a pass or, asked for a second one, of both. */
+/* The workspace of a pass or, if requested for a second one, of both. */
 static bool new_workspace(problem *p, fa_pass pass)
 {
     size_t bytes = 0;
@@ -490,8 +490,8 @@ enum { MAX_RESULTS = 8 };
 
 typedef struct results {
     int count;
-    const char *options[MAX_RESULTS]; /* "--out"                                                  */
-    npy_output files[MAX_RESULTS];    /* their data belong to the results                         */
+    const char *options[MAX_RESULTS]; /* "--out" */
+    npy_output files[MAX_RESULTS];    /* their data belong to the results */
     double seconds;
     char kernel[256];
 } results;
@@ -513,7 +513,7 @@ static bool add_tensor(results *r, const char *option, const char *path, cli_ten
     return !path || cli_tensor_to_array(t, add_result(r, option, path));
 }
 
-/* The last axes of a float32 shape; the data pass to the results. */
+/* The last axes of a float32 shape. The results take over the data. */
 static void add_floats(results *r, const char *option, const char *path, float **data, int axes,
                        const int64_t *shape)
 {
@@ -527,7 +527,7 @@ static void add_floats(results *r, const char *option, const char *path, float *
     *data = NULL;
 }
 
-/* (batch, heads, queries) without as many leading axes as q lacks. */
+/* (batch, heads, queries), without the leading axes that q does not have. */
 static void add_lse(results *r, const char *path, problem *p)
 {
     const int64_t *s = p->q.view.shape, shape[3] = {s[0], s[2], s[1]};
@@ -664,7 +664,7 @@ static bool new_gradients(const arguments *a, problem *p)
     return !a->dsinks || p->dsinks;
 }
 
-/* What backward reads and writes besides. */
+/* What backward reads and writes in addition. */
 static bool move_gradients_to_device(problem *p)
 {
     cli_tensor *outputs[] = {&p->dq, &p->dk, &p->dv, &p->dbias};

@@ -1,4 +1,4 @@
-/* .npy arrays to tensors and back. */
+/* Converts .npy arrays to tensors and back. */
 #include "tensors.h"
 
 #include <float.h>
@@ -36,8 +36,8 @@ static double load_element(npy_type type, const char *data, int64_t i)
     }
 }
 
-/* To float32, but when inexact to the neighbour whose last bit is odd, so that rounding once more
- * to 16 bits gives what rounding x itself would give. */
+/* Rounds to float32, but if that is inexact, to the neighbour whose last bit is odd. Then another
+ * rounding to 16 bits gives the same result as rounding x itself. */
 static float round_to_odd(double x)
 {
     float f = (float)x;
@@ -71,7 +71,7 @@ fa_dtype cli_dtype_of(npy_type type)
     return type == NPY_BFLOAT16 ? FA_BFLOAT16 : FA_FLOAT32;
 }
 
-/* The array's elements in dtype; the array is used up. NULL after a message. */
+/* Converts the array's elements to dtype and consumes the array. NULL after a message. */
 static void *take_elements(npy_array *array, fa_dtype dtype)
 {
     void *data = array->data;

@@ -1,7 +1,7 @@
 /*
  * flashattn verify: random problems over the whole option space, each compared with float64, and
- * problems made for one class of faults each (verify_classes.c). Several can be computed side by
- * side, each by a thread of its own.
+ * problems for one class of faults each (verify_classes.c). Several threads can compute problems at
+ * the same time.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@ typedef struct arguments {
     int device, class, pass, dtype, precision;
 } arguments;
 
-/* What was found for one pass in one dtype. */
+/* The results for one pass in one dtype. */
 typedef struct tally {
     int64_t problems;
     double worst, worst_absolute;
@@ -109,7 +109,7 @@ static int parse(int argc, char **argv, arguments *a)
          .meta = "N",
          .min = 1,
          .max = 1024,
-         .help = "threads of each call; default: 1 to 3, drawn"},
+         .help = "threads of each call; default: 1 to 3, random"},
         {.name = "--class",
          .kind = CLI_CHOICE,
          .value = &a->class,
@@ -155,7 +155,7 @@ static int parse(int argc, char **argv, arguments *a)
             "allows: a result is right up to 1.",
         .options = options,
         .num_options = CLI_COUNT(options),
-        .notes = "On cuda every buffer of a problem lies between guard bands, which are checked as "
+        .notes = "On cuda every buffer of a problem is between guard bands, which are checked as "
                  "well, and\n"
                  "a second run must give the same bits (dq: only with FA_DETERMINISTIC).\n"
                  "Stops at the first wrong result and prints a command that repeats it.",
@@ -163,7 +163,7 @@ static int parse(int argc, char **argv, arguments *a)
     return cli_parse(&command, argc, argv);
 }
 
-/* Problem number i of a seed. The generator mixes the bits. */
+/* Problem number i of a seed. The random generator mixes the bits. */
 static uint64_t problem_number(uint64_t seed, int64_t i) { return seed * 1000003u + (uint64_t)i; }
 
 static void count(summary *s, const random_result *r)
@@ -188,7 +188,7 @@ static void print_json_failure(const random_result *r)
     cli_json_end_line(&json);
 }
 
-/* A status that says the machine cannot do it is no wrong result. */
+/* If the status says that the machine cannot compute it, that is not a wrong result. */
 static int report_failure(const arguments *a, const random_result *r)
 {
     bool cannot = r->status == FA_ERROR_DEVICE || r->status == FA_ERROR_UNSUPPORTED ||
@@ -240,19 +240,19 @@ static void print_table(const summary *s)
            s->problems - s->class_problems, s->seconds);
 }
 
-/* ---- Problems side by side ------------------------------------------------------------------- */
+/* ---- Problems at the same time --------------------------------------------------------------- */
 
-/* Problems of one kind, which all workers take from. */
+/* Problems of one kind, which all workers share. */
 typedef struct work {
     const arguments *a;
     const verify_class *class; /* NULL: any problems */
     summary *s;
-    pthread_mutex_t lock; /* of all below, and of the summary */
+    pthread_mutex_t lock; /* of everything below, and of the summary */
     int64_t started, done;
     double start, shown;
     bool stopped, failed;
-    int64_t failed_index; /* of the first problem that failed, as far as is known */
-    random_result result; /* that problem's, or that of the only one */
+    int64_t failed_index; /* of the first failed problem that is known so far */
+    random_result result; /* that problem's, or that of the only problem */
 } work;
 
 typedef struct worker {
@@ -368,7 +368,7 @@ static void *work_here(void *argument)
     return NULL;
 }
 
-/* False if a worker could not begin; what is wrong has then been said. */
+/* False if a worker could not start; an error message has been printed. */
 static bool run_side_by_side(work *w)
 {
     pthread_t threads[MAX_JOBS];
@@ -408,7 +408,7 @@ static void report_class(const arguments *a, const verify_class *class, int64_t 
 
 static int run_problems(const arguments *a, const verify_class *class, summary *s)
 {
-    static work w; /* a failure is long */
+    static work w; /* static, because a failure is large */
     w = (work){.a = a, .class = class, .s = s, .start = cli_seconds()};
     w.shown = w.start;
     pthread_mutex_init(&w.lock, NULL);
@@ -438,7 +438,7 @@ static int run_all(const arguments *a, summary *s)
     return run_problems(a, NULL, s);
 }
 
-/* What depends on the device and on other arguments. */
+/* Defaults that depend on the device and on other arguments. */
 static void choose_defaults(arguments *a)
 {
     const bool cuda = a->device == FA_DEVICE_CUDA;
@@ -449,7 +449,7 @@ static void choose_defaults(arguments *a)
     if (!a->seed_given) a->seed = (uint64_t)time(NULL);
 }
 
-/* auto is the CPU here: it has all passes. */
+/* auto means the CPU here, because it supports all passes. */
 static int check_device(arguments *a)
 {
     fa_device device = a->device == FA_DEVICE_CUDA ? FA_DEVICE_CUDA : FA_DEVICE_CPU;

@@ -1,7 +1,8 @@
 /*
- * The classes of faults that `flashattn verify` looks for one by one, beside problems drawn from
- * the whole option space. In every problem of all of them outputs, unused memory and workspaces
- * begin as NaN, buffers lie between guard bands, and on a GPU a second run must leave the same bits.
+ * The classes of faults that `flashattn verify` looks for one by one, in addition to random
+ * problems from the whole option space. In every problem, outputs, unused memory and workspaces
+ * begin as NaN, buffers are between guard bands, and on a GPU a second run must produce the same
+ * bits.
  */
 #include "args.h"
 #include "verify_classes.h"

@@ -9,13 +9,13 @@
 
 #include "random_problem.h"
 
-/* Problems in which one class of faults shows. */
+/* Problems that reveal one class of faults. */
 typedef struct verify_class {
     const char *name; /* --class NAME */
     random_focus focus;
     int64_t problems;
     bool in_order;     /* problem i is number i; else numbers are random */
-    const char *about; /* what faults, for the table */
+    const char *about; /* the faults, for the table */
 } verify_class;
 
 /* All of them; verify_class_names: their names as choices: "all", "none", the names, NULL. */

@@ -1,10 +1,11 @@
 /*
- * flashattn verify --large: what 32 bits cannot count. Tensors of more than 2^31 elements, and small
- * ones whose rows lie farther apart than that; a million keys. Too much for the reference to compute
- * whole, so rows are picked; the rest of what was written is searched for NaN, with which it began.
+ * flashattn verify --large: problems that 32-bit numbers cannot count. Tensors of more than 2^31
+ * elements; small ones whose rows are farther apart than that; a million keys. The reference cannot
+ * compute all of them, so some rows are chosen; the rest of the output is searched for NaN, its
+ * initial value.
  *
- * Every buffer on the GPU holds a block of random numbers over and over again. Its length is prime,
- * so that an offset that went wrong by a power of two meets other numbers, and any element can be told
+ * Every buffer on the GPU holds a block of random numbers, repeated. Its length is prime, so that
+ * an offset that is wrong by a power of two gives different numbers, and any element is known
  * without a copy of the buffer.
  */
 #include <inttypes.h>
@@ -32,7 +33,7 @@ enum { BLOCK = 16777213, SAMPLES = 16, THREADS = 16, DIM_MAX = 128, BUFFERS = 5 
 /* ---- Buffers --------------------------------------------------------------------------------- */
 
 static uint16_t *block; /* bfloat16 */
-static double *numbers; /* the same as numbers */
+static double *numbers; /* the same numbers as doubles */
 
 static bool make_block(void)
 {
@@ -51,7 +52,7 @@ static bool make_block(void)
     return true;
 }
 
-/* Elements of 2 bytes on the GPU; element i is number i + phase of the endless block. */
+/* Elements of 2 bytes on the GPU; element i is number i + phase of the repeated block. */
 typedef struct buffer {
     char *data;
     int64_t elements, phase;
@@ -72,8 +73,8 @@ static bool fill(const buffer *b)
 
 typedef struct large {
     const char *name;
-    buffer
-        buffers[BUFFERS]; /* of q, k, v, out, bias; those that share memory are the first of them */
+    /* Of q, k, v, out, bias; tensors that share memory use the first of their buffers. */
+    buffer buffers[BUFFERS];
     fa_tensor q, k, v, out, bias;
     int64_t lse_count;
     float *lse;
@@ -108,7 +109,7 @@ static bool poison(void *memory, size_t bytes)
     return false;
 }
 
-/* Memory of its own for every tensor that has none. */
+/* Allocates memory for every tensor that has none. */
 static bool allocate(large *p)
 {
     fa_tensor *t[BUFFERS] = {&p->q, &p->k, &p->v, &p->out, &p->bias};
@@ -166,7 +167,7 @@ static void free_large(large *p)
 
 /* ---- Rows by the definition ------------------------------------------------------------------ */
 
-/* The number of element 0 of a tensor's row in the endless block. */
+/* The number of element 0 of a tensor's row in the repeated block. */
 static int64_t row_number(const large *p, const fa_tensor *t, int64_t a, int64_t row, int64_t head)
 {
     const buffer *b = p->buffers;
@@ -181,7 +182,7 @@ static void load_numbers(int64_t number, int64_t count, double *row)
     for (int64_t c = 0; c < count; c++) row[c] = numbers[(number + c) % BLOCK];
 }
 
-/* What a picked row should be. */
+/* The expected values of a chosen row. */
 typedef struct expected {
     ref_column columns[DIM_MAX];
     double lse, logit_error;
@@ -240,7 +241,7 @@ typedef struct sampling {
     atomic_int next;
 } sampling;
 
-/* The corners of batch, heads and queries, then any. */
+/* Chooses the corners of batch, heads and queries, then random rows. */
 static void pick(sampling *s, uint64_t seed)
 {
     ref_random random = {seed};
@@ -278,7 +279,7 @@ static void compute_all(sampling *s)
     for (int i = 0; i < running; i++) (void)pthread_join(threads[i], NULL);
 }
 
-/* Writes what is wrong; nothing if nothing is. */
+/* Writes an error message, or nothing if everything is correct. */
 static bool check_sample(const large *p, const sample *x, char *wrong, size_t size)
 {
     uint16_t got[DIM_MAX];
@@ -314,7 +315,7 @@ static bool check_sample(const large *p, const sample *x, char *wrong, size_t si
     return true;
 }
 
-/* Looks for two bytes that nothing has written: their bits are still all 1, the initial value. */
+/* Looks for two bytes that have not been written: all their bits are still 1, the initial value. */
 static bool find_poison(const char *data, int64_t bytes, char *wrong, size_t size)
 {
     const int64_t largest = (int64_t)1 << 26;
@@ -356,8 +357,8 @@ static void set_shapes(large *p, int64_t batch, int64_t n_q, int64_t n_k, int64_
     p->k = p->v = fa_bshd(NULL, FA_BFLOAT16, batch, n_k, heads_kv, d);
 }
 
-/* Rows (axis 1) or slabs of each item and head farther apart than 2^31 elements in all; the four
- * tensors share one buffer, each between the rows of the others. */
+/* Rows (axis 1) or slabs of each item and head are farther apart than 2^31 elements in total; the
+ * four tensors share one buffer, each between the rows of the others. */
 static bool make_strided(large *p, int64_t row, int64_t head, int64_t item)
 {
     fa_tensor *t[] = {&p->q, &p->k, &p->v, &p->out};
@@ -505,7 +506,7 @@ static void report(const char *name, const char *about, double gpu, double all, 
     cli_json_end_line(&json);
 }
 
-/* False: it could not be computed, which has been said. */
+/* False: it could not be computed, and an error message has been printed. */
 static bool attend(large *p, double *seconds)
 {
     if (!allocate(p) || !put_arrays(p) || !device_wait()) return false;

@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-/* Calls on the GPU with more than 2^31 elements, or offsets beyond them, or a million keys; some of
+/* Calls on the GPU with more than 2^31 elements, or offsets beyond them, or a million keys. Some of
  * their rows are compared with float64. Returns the exit code. */
 int verify_large(bool json);
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The sanitizer has guard bands of its own, which notice reads too. */
+/* The sanitizer has its own guard bands, which also detect reads. */
 #if defined(__SANITIZE_ADDRESS__)
 #define NO_GUARD 1
 #elif defined(__has_feature)
@@ -33,7 +33,7 @@ void *ref_buffers_new(ref_buffers *buffers, const char *name, size_t bytes, size
 {
     if (buffers->count == REF_MAX_BUFFERS) abort();
     ref_buffer *b = &buffers->list[buffers->count++];
-    /* malloc aligns to 16; align more bytes make it an odd multiple of align. */
+    /* malloc aligns to 16; `align` more bytes make the address an odd multiple of align. */
     size_t shift = GUARD ? GUARD + align : 0;
     b->name = name;
     b->bytes = bytes;
@@ -43,7 +43,7 @@ void *ref_buffers_new(ref_buffers *buffers, const char *name, size_t bytes, size
     b->copy = NULL;
     memset(&b->output, 0, sizeof b->output);
     b->whole_output = false;
-    if (!GUARD) { /* end where the allocation ends */
+    if (!GUARD) { /* the data end where the allocation ends */
         free(b->base);
         b->base = b->data = allocate(bytes);
     }
@@ -138,7 +138,7 @@ static bool is_poison(const char *p, size_t n)
     return true;
 }
 
-/* Whether an output's buffer is untouched between the elements. */
+/* Whether the memory between the elements of an output's buffer is unchanged. */
 static bool gaps_are_clean(const ref_buffer *b)
 {
     const fa_tensor *t = &b->output;
@@ -166,9 +166,9 @@ void ref_buffers_check(const ref_buffers *buffers, ref_report *report)
     for (int n = 0; n < buffers->count; n++) {
         const ref_buffer *b = &buffers->list[n];
         if (!is_poison(b->base, (size_t)(b->data - b->base)))
-            ref_fail(report, "%s: memory in front of it was written", b->name);
+            ref_fail(report, "%s: memory before it was written", b->name);
         if (GUARD > 0 && !is_poison(b->data + b->bytes, GUARD))
-            ref_fail(report, "%s: memory behind it was written", b->name);
+            ref_fail(report, "%s: memory after it was written", b->name);
         if (b->output.data && !gaps_are_clean(b))
             ref_fail(report, "%s: memory between its elements was written", b->name);
         if (b->copy && memcmp(b->copy, b->data, b->bytes) != 0)

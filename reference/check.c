@@ -24,7 +24,7 @@ double ref_allowance(fa_dtype dtype, double want, double error)
     return error + rounding + 1e-35; /* weights below 2^-126 may be flushed to 0 */
 }
 
-/* NULL if got is near enough to want; else what is wrong. */
+/* NULL if got is near enough to want; otherwise an error message. */
 static const char *compare(ref_report *report, fa_dtype dtype, double got, double want,
                            double error)
 {
@@ -108,7 +108,7 @@ ref_distance ref_distance_of(const fa_tensor *got, const ref_array *exact)
     return distance;
 }
 
-/* Of the exact result's largest element. */
+/* The size of the exact result's largest element. */
 static double largest_of(const ref_array *exact)
 {
     double largest = 0;

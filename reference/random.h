@@ -26,7 +26,7 @@ static inline int64_t ref_random_between(ref_random *r, int64_t low, int64_t hig
     return low + (int64_t)(ref_random_bits(r) % (uint64_t)(high - low + 1));
 }
 
-/* True once in n. */
+/* True with probability 1 / n. */
 static inline bool ref_random_once_in(ref_random *r, int64_t n)
 {
     return ref_random_between(r, 1, n) == 1;

@@ -13,8 +13,8 @@
 
 enum { MAX_BATCH = 4, MAX_PARTS = 5 };
 
-/* Multiply-adds of one problem: the reference stays in the milliseconds; with many tiles, for
- * problems that are checked side by side, near a tenth of a second. */
+/* Multiply-adds of one problem: the reference takes milliseconds; with many tiles, for problems
+ * that are checked in parallel, about a tenth of a second. */
 static const double usual_work = 6e6, large_work = 5e7;
 static const double usual_tiles_work = 6e7, large_tiles_work = 5e8;
 
@@ -22,7 +22,7 @@ typedef struct problem {
     uint64_t number;
     ref_random random;
     random_pass pass;
-    int run; /* of settings' runs */
+    int run; /* number of the run, of the settings' runs */
     ref_buffers buffers;
     ref_inputs in; /* q, k, v and the options */
     fa_tensor bias, mask, k_scale, v_scale;
@@ -30,7 +30,8 @@ typedef struct problem {
     float *lse, *dlse, *dsinks;
     int64_t *rows, num_rows;
 
-    int64_t batch, heads_q, heads_kv, n_q, n_k, d, d_v; /* n_q, n_k: the longest sequence can be */
+    /* n_q, n_k: the longest possible sequence. */
+    int64_t batch, heads_q, heads_kv, n_q, n_k, d, d_v;
     bool packed_q, packed_k, padded_q, padded_k, paged;
     int64_t page_size, pages;
     int64_t *length_q, *length_k; /* (batch), owned */
@@ -44,7 +45,7 @@ typedef struct problem {
     double amplitude, bias_holes;
     bool checks_exactness; /* RANDOM_PEAKED */
     random_peak peak;
-    int64_t first_shown; /* RANDOM_DROPOUT: the key that column 0 of the values shows */
+    int64_t first_shown; /* RANDOM_DROPOUT: the key that is visible in column 0 of the values */
     fa_tensor parts[MAX_PARTS];
     float *part_lse[MAX_PARTS];
     int64_t num_parts;
@@ -86,7 +87,7 @@ const char *random_pass_name(random_pass pass)
  * Sizes
  * ---------------------------------------------------------------------------------------------- */
 
-/* Small, at the edge of a tile, or anything. */
+/* Small, at the edge of a tile, or any length. */
 static int64_t draw_length(problem *p)
 {
     static const int64_t tiles[] = {6, 8, 12, 14, 16, 32, 64, 96, 128, 168, 192, 256, 264, 512};
@@ -146,7 +147,7 @@ static double work_of(const problem *p)
     return (double)(p->batch * p->heads_q) * (double)(p->n_q * p->n_k) * (double)(p->d + p->d_v);
 }
 
-/* Makes the problem smaller, a random extent at a time, until it is cheap enough. */
+/* Makes the problem smaller, one random extent at a time, until it is cheap enough. */
 static void shrink(problem *p, double work)
 {
     while (work_of(p) > work) {
@@ -170,7 +171,7 @@ static void shrink(problem *p, double work)
  * One class of faults
  * ---------------------------------------------------------------------------------------------- */
 
-/* The classes whose faults show in forward or decode only, or else in backward if that is asked for. */
+/* The classes whose faults occur only in forward or decode, or in backward if that is requested. */
 static bool fixes_pass(const random_settings *settings)
 {
     const random_focus focus = settings->focus;
@@ -190,7 +191,7 @@ static void focus_pass(problem *p, const random_settings *settings)
         p->pass = RANDOM_DECODE;
 }
 
-/* More than 65,535 of something, and little of all else. */
+/* More than 65,535 of something, and few of everything else. */
 static void draw_grid_sizes(problem *p)
 {
     p->batch = 1;
@@ -234,7 +235,7 @@ static int64_t draw_wide_dim(problem *p)
     return once_in(p, 6) ? between(p, 257, 512) : usual[between(p, 0, 5)];
 }
 
-/* The widest head dims, with the work that these make of it. */
+/* The widest head dims, with the work that they need. */
 static void draw_wide_sizes(problem *p)
 {
     p->batch = between(p, 1, 2);
@@ -247,7 +248,8 @@ static void draw_wide_sizes(problem *p)
     p->d_v = once_in(p, 4) ? 8 * between(p, 1, 64) : p->d;
 }
 
-/* The same head dims in another class, whose lengths become shorter. The values of RANDOM_DROPOUT stay. */
+/* The same head dims in another class, whose lengths become shorter. The values of RANDOM_DROPOUT
+ * are unchanged. */
 static void widen_heads(problem *p, const random_settings *settings)
 {
     const int64_t d_v = p->d_v;
@@ -261,7 +263,7 @@ static void widen_heads(problem *p, const random_settings *settings)
     }
 }
 
-/* Latent attention: one key/value head, many query heads, few queries or some. */
+/* Latent attention: one key/value head, many query heads, and few or some queries. */
 static void draw_latent_sizes(problem *p)
 {
     p->batch = between(p, 1, 2);
@@ -292,13 +294,14 @@ static peaked_option peaked_option_of(const problem *p)
     return (peaked_option)(p->number % NUM_PEAKED_OPTIONS);
 }
 
-/* Whether it is about a softcap's exactness: kernels may be less exact where nobody wants the log-sum-exp. */
+/* Whether the exactness of a softcap is tested: kernels may be less exact if the log-sum-exp is not
+ * requested. */
 static bool has_capped_peaks(const problem *p)
 {
     return p->checks_exactness && peaked_option_of(p) == PEAKED_SOFTCAP;
 }
 
-/* As many rows as it takes until two errors can be compared, and keys of several tiles. */
+/* As many rows as are needed to compare two errors, and keys of several tiles. */
 static void draw_peaked_sizes(problem *p, const random_settings *settings)
 {
     static const int64_t dims[] = {64, 128, 96, 256, 320, 192, 512};
@@ -316,7 +319,7 @@ static void draw_peaked_sizes(problem *p, const random_settings *settings)
     p->n_k = settings->few_queries ? between(p, 512, 1024) : between(p, 512, 2048);
     p->n_q = settings->few_queries ? between(p, 64, 128) : between(p, 256, 768);
     if (p->number % 5 ==
-        3) { /* most rows of a tile are behind the last query: they must not count */
+        3) { /* most rows of a tile are after the last query: they must not count */
         p->n_q = between(p, 2, 6);
         p->heads_q *= settings->few_queries ? 2 : 16;
         p->heads_kv = p->heads_q / (peaked_option_of(p) == PEAKED_GROUPS ? 4 : 1);
@@ -359,8 +362,8 @@ static void focus_sizes(problem *p, const random_settings *settings)
     }
 }
 
-/* How the lengths are given: 0 equal, 1 packed, 2 packed queries and paged keys, 3 to 5 padded
- * queries, keys, both, 6 paged. */
+/* The kind of lengths: 0 equal, 1 packed, 2 packed queries and paged keys, 3 to 5 padded queries,
+ * keys, both, 6 paged. */
 static int64_t draw_length_kind(problem *p, const random_settings *settings)
 {
     switch (settings->focus) {
@@ -375,7 +378,7 @@ static int64_t draw_length_kind(problem *p, const random_settings *settings)
     }
 }
 
-/* One length of a batch; those that matter are drawn more often where they are looked for. */
+/* One length of a batch. Critical lengths are more frequent in the classes that test them. */
 static int64_t draw_ragged_length(problem *p, const random_settings *settings, int64_t max)
 {
     if (settings->focus == RANDOM_PEAKED) return between(p, max - max / 4, max);
@@ -443,7 +446,7 @@ static void set_dtypes(problem *p, fa_dtype dtype)
     p->mask.dtype = FA_BOOL;
 }
 
-/* Of keys and values in a quantized cache. */
+/* The dtypes of keys and values in a quantized cache. */
 static void draw_cache_dtypes(problem *p)
 {
     p->in.k.dtype = once_in(p, 2) ? FA_INT8 : FA_FLOAT8_E4M3;
@@ -472,7 +475,7 @@ static void draw_dtypes(problem *p, const random_settings *settings)
     p->bias.dtype = once_in(p, 2) || p->about_bias ? common : draw_dtype(p);
     p->weights.dtype = once_in(p, 2) ? FA_FLOAT32 : common;
     p->mask.dtype = FA_BOOL;
-    if (once_in(p, 6)) { /* mixed */
+    if (once_in(p, 6)) { /* mixed types */
         p->in.k.dtype = draw_dtype(p);
         p->in.v.dtype = once_in(p, 2) ? p->in.k.dtype : draw_dtype(p);
         p->out.dtype = draw_dtype(p);
@@ -502,7 +505,7 @@ static void set_shape(fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d)
 static void make_tensor(problem *p, const char *name, fa_tensor *t, bool input, bool any_last)
 {
     ref_layout layout = ref_layout_random(&p->random, input, any_last);
-    if (p->checks_exactness || (p->plain && !once_in(p, 3))) /* most callers' */
+    if (p->checks_exactness || (p->plain && !once_in(p, 3))) /* like most callers' tensors */
         layout = (ref_layout){.order = {0, 1, 2, 3}, .aligned_data = true, .aligned_strides = true};
     for (int axis = 0; p->strided && input && axis < (any_last ? 4 : 3); axis++)
         if (once_in(p, 4)) layout.broadcast[axis] = true;
@@ -542,7 +545,8 @@ static int32_t *make_integers(problem *p, const char *name, int64_t n)
  * Lengths and pages
  * ---------------------------------------------------------------------------------------------- */
 
-/* Cumulative lengths; returns the rows of the packed tensor, some behind the last sequence. */
+/* Cumulative lengths; returns the number of rows of the packed tensor, some of which come after the
+ * last sequence. */
 static int64_t make_packed(problem *p, const char *name, const int64_t *length, bool used_less,
                            int64_t *used, const int32_t **cu, const int32_t **seqlens)
 {
@@ -566,7 +570,7 @@ static const int32_t *make_padded(problem *p, const char *name, const int64_t *l
     return lengths;
 }
 
-/* A block table over more pages than are needed, in random order; two items may share a page if
+/* A block table with more pages than are needed, in random order; two items may share a page if
  * nothing is written to it. */
 static void make_pages(problem *p)
 {
@@ -577,12 +581,13 @@ static void make_pages(problem *p)
     p->pages = p->batch * stride + between(p, 1, 3);
     int64_t start = between(p, 0, p->pages - 1), step = 1;
     while (p->pages % (step + 1) == 0) step++;
-    step = p->pages > 2 ? step + 1 : 1; /* a step that need not visit all: pages get shared */
+    step = p->pages > 2 ? step + 1 : 1; /* with this step, pages may be shared */
     for (int64_t b = 0; b < p->batch; b++) {
         int64_t used = (p->length_k[b] + p->page_size - 1) / p->page_size;
         for (int64_t n = 0; n < stride; n++) {
             int64_t page = (start + (b * stride + n) * step) % p->pages;
-            table[b * stride + n] = n < used ? (int32_t)page : INT32_MIN; /* behind: not read */
+            /* Entries after `used` are not read. */
+            table[b * stride + n] = n < used ? (int32_t)page : INT32_MIN;
         }
     }
     o->block_table = table;
@@ -687,7 +692,7 @@ static void draw_attention_chunk(problem *p)
     say(p, "%s chunk=%lld", o->flags & FA_CAUSAL ? " causal" : "", (long long)o->attention_chunk);
 }
 
-/* The longest of the lengths; or a little more, which is as good. */
+/* The longest of the lengths, or a little more, which is valid too. */
 static int64_t draw_extent(problem *p, const int64_t *length)
 {
     int64_t longest = 0;
@@ -749,8 +754,9 @@ static void draw_dropout(problem *p)
     say(p, " dropout=%g", (double)o->dropout_p);
 }
 
-/* Whether an option is drawn that changes scores or weights: once in n; but where the widest head dims are
- * looked for, whose kernels have none of them, and where the settings say so, never. */
+/* Whether to choose an option that changes scores or weights: with probability 1 / n; never in
+ * the class of the widest head dims, whose kernels have no such options, or if the settings
+ * forbid it. */
 static bool weighs_otherwise(problem *p, const random_settings *settings, int64_t n)
 {
     return settings->focus != RANDOM_WIDE && !settings->plain_scores && once_in(p, n);
@@ -792,7 +798,7 @@ static void draw_peaked_options(problem *p)
 static void draw_bias(problem *p)
 {
     draw_score_shape(p, &p->bias);
-    if (p->about_bias && !once_in(p, 4)) { /* shared by batch items or by heads at most */
+    if (p->about_bias && !once_in(p, 4)) { /* shared at most by batch items or by heads */
         const bool each_batch = once_in(p, 2), each_head = once_in(p, 2);
         set_score_shape(p, &p->bias);
         if (!each_batch) p->bias.shape[0] = 1;
@@ -860,7 +866,7 @@ static void draw_options(problem *p, const random_settings *settings)
 }
 
 /* ------------------------------------------------------------------------------------------------
- * Contents: only what may be read gets a value, all else stays NaN
+ * Contents: only what may be read gets a value, everything else stays NaN
  * ---------------------------------------------------------------------------------------------- */
 
 static void fill_row(problem *p, const fa_tensor *t, int64_t a, int64_t b, int64_t c,
@@ -888,15 +894,15 @@ static void find_seen_keys(problem *p)
     }
 }
 
-/* Values 1 in one column and 0 in all others: that column of out is then the key's own weight, and 0
- * if and only if it was dropped. */
+/* Values are 1 in one column and 0 in all others. So that column of out is the key's own weight,
+ * which is 0 if and only if it was dropped. */
 static void show_key(problem *p, int64_t block, int64_t row, int64_t head, int64_t j)
 {
     for (int64_t c = 0; c < p->d_v; c++)
         ref_store(&p->in.v, block, row, head, c, j - p->first_shown == c ? 1 : 0);
 }
 
-/* A row of keys or values, and its scale if there are any. */
+/* A row of keys or values, and its scale, if there are scales. */
 static void fill_key(problem *p, const fa_tensor *t, const fa_tensor *scale, int64_t block,
                      int64_t row, int64_t h, double amplitude)
 {
@@ -979,11 +985,12 @@ static void aim_query(problem *p, const ref_item *item, int64_t h, int64_t i)
                       ref_load(&p->in.k, block, row, h / (p->heads_q / p->heads_kv), e));
 }
 
-/* A component that all queries share, so that one key can be large for all of them: +1 or -1. */
+/* A component that all queries share, so that one key can have a large score for all of them: +1 or
+ * -1. */
 static double common_part(int64_t e) { return e * 2654435761u >> 7 & 1 ? 1 : -1; }
 static const double common_share = 0.7;
 
-/* Key j is one by which all queries' scores are about so many powers of two. */
+/* Adds about this many powers of two to the scores of all queries with key j. */
 static void raise_key(problem *p, const ref_item *item, int64_t j, double bits)
 {
     const double each = bits / (1.4427 * common_share * sqrt((double)p->d));
@@ -1045,7 +1052,7 @@ static void shape_keys(problem *p, const ref_item *item)
         }
 }
 
-/* Makes scores what p->peak says. */
+/* Gives the scores the properties of p->peak. */
 static void shape_scores(problem *p, const ref_item *item)
 {
     if (item->n_k == 0) return;
@@ -1059,7 +1066,7 @@ static void fill_inputs(problem *p)
     p->hide_unseen = !once_in(p, 4);
     p->amplitude = once_in(p, 4) ? 3 : 1;
     if (p->checks_exactness) p->amplitude = 1;
-    if (p->shows_dropout) p->amplitude = 0.5; /* no weight so small that it rounds to 0 */
+    if (p->shows_dropout) p->amplitude = 0.5; /* no weight is so small that it rounds to 0 */
     p->first_shown = p->n_k > p->d_v ? between(p, 0, p->n_k - p->d_v) : 0;
     find_seen_keys(p);
     for (int64_t b = 0; b < p->batch; b++) {
@@ -1099,7 +1106,7 @@ fa_status random_call_run(const random_call *c)
     return fa_forward(&c->q, &c->k, &c->v, &c->out, c->lse, &c->options);
 }
 
-/* By the library, or by whoever stands in for it. */
+/* Made by the library, or by settings->attend instead. */
 static bool attend(const random_call *call, const random_settings *settings, random_result *result)
 {
     char name[16];
@@ -1131,14 +1138,14 @@ static random_call whole_call(problem *p)
                          .options = p->in.options};
 }
 
-/* Index b of the batch alone. */
+/* Selects index b of the batch. */
 static void take_index(fa_tensor *t, int64_t b)
 {
     t->data = (char *)t->data + b * t->stride[0] * (int64_t)fa_dtype_size(t->dtype);
     t->shape[0] = 1;
 }
 
-/* The offset with which a batch of this item alone has the item's dropout bits. */
+/* The offset that gives a batch of only this item the item's dropout bits. */
 static void move_dropout(fa_options *o, int64_t heads_before)
 {
     if (o->dropout_state) {
@@ -1149,7 +1156,7 @@ static void move_dropout(fa_options *o, int64_t heads_before)
     if (o->dropout_p > 0) o->dropout_offset += (uint64_t)heads_before << 32;
 }
 
-/* The call for one batch item of the same memory. bias and mask: room for their views. */
+/* The call for one batch item in the same memory. bias, mask: room for their views. */
 static random_call call_alone(problem *p, int64_t b, fa_tensor *bias, fa_tensor *mask)
 {
     random_call c = whole_call(p);
@@ -1199,11 +1206,12 @@ static double *copy_item(const problem *p, const ref_item *item)
     return copy;
 }
 
-/* With FA_BATCH_INVARIANT an item alone has the same bits as among others. */
+/* With FA_BATCH_INVARIANT, an item alone has the same bits as in the batch. */
 static void check_invariance(problem *p, const random_settings *settings, random_result *result)
 {
     if (!(p->in.options.flags & FA_BATCH_INVARIANT) || p->batch < 2 || !result->report.ok) return;
-    if (p->in.options.k_scale || p->in.options.v_scale) return; /* call_alone does not cut them */
+    /* call_alone does not select an item of the scales. */
+    if (p->in.options.k_scale || p->in.options.v_scale) return;
     const int64_t b = (int64_t)(p->number % (uint64_t)p->batch);
     const ref_item item = ref_item_of(&p->in, b);
     const size_t bytes = (size_t)(item.n_q * p->heads_q * (p->d_v + 1)) * sizeof(double);
@@ -1220,10 +1228,11 @@ static void check_invariance(problem *p, const random_settings *settings, random
     free(among_others);
 }
 
-/* In times that of weights rounded at each row's maximum; 1 would be ideal, but the largest errors of one draw
- * differ by more than two norms. Rounding the largest weight at any other base makes it 1.25 to 2 times. Kernels that do
- * not look for maxima in flat rows may do so where one key grows beyond the others, but by so little that it takes
- * few powers of two to hold it: there they may be a little worse. */
+/* The allowed distance, relative to that of weights rounded at each row's maximum. 1 would be
+ * ideal, but the largest errors of one random problem vary more than two norms. Rounding the
+ * largest weight at any other base increases it 1.25 to 2 times. Kernels that do not look for
+ * maxima in flat rows may do so if one key grows beyond the others, but only by few powers of two:
+ * for those problems they may be a little worse. */
 static ref_distance allowed_distance(const problem *p)
 {
     const bool little = p->peak == PEAK_GROWN || p->peak == PEAK_SECOND || p->peak == PEAK_FEW;
@@ -1253,7 +1262,7 @@ static void check_forward(problem *p, const random_settings *settings, random_re
     ref_array_free(&lse);
 }
 
-/* What the forward wrote for rows of no sequence becomes NaN again: backward may not read it. */
+/* Sets what forward wrote for rows without a sequence to NaN again: backward may not read it. */
 static void poison_unused_rows(problem *p)
 {
     int64_t blocks = p->in.q.shape[0], rows = p->in.q.shape[1];
@@ -1271,7 +1280,7 @@ static void poison_unused_rows(problem *p)
     free(used);
 }
 
-/* Rows of a tensor, as numbers, behind `to`; returns what comes behind them. */
+/* Copies rows of a tensor to `to`, as numbers; returns the address after them. */
 static double *copy_rows(double *to, const fa_tensor *t, int64_t block, int64_t start, int64_t n)
 {
     for (int64_t i = 0; i < n && t->data; i++)
@@ -1316,7 +1325,8 @@ static random_call backward_alone(problem *p, int64_t b, const random_call *whol
     return c;
 }
 
-/* With FA_BATCH_INVARIANT an item alone has the same gradients, but for those that are sums over items. */
+/* With FA_BATCH_INVARIANT, an item alone has the same gradients, except for those that are sums
+ * over items. */
 static void check_gradient_invariance(problem *p, const random_call *whole,
                                       const random_settings *settings, random_result *result)
 {
@@ -1339,7 +1349,7 @@ static void check_gradient_invariance(problem *p, const random_call *whole,
     free(among_others);
 }
 
-/* The first run computes the reference, with which the other runs are compared, too. */
+/* The first run computes the reference, with which the later runs are compared, too. */
 static void check_backward_once(problem *p, const fa_gradients *gradients, ref_gradients *want,
                                 const random_settings *settings, random_result *result)
 {
@@ -1474,7 +1484,7 @@ static void make_latent_values(problem *p)
     say(p, " v=k(%lld)", (long long)p->d_v);
 }
 
-/* Scales for the tensor, heads, tokens, or any of these together. */
+/* Scales for the tensor, for heads, for tokens, or for any combination of these. */
 static void make_key_scale(problem *p, const char *name, fa_tensor *scale, const fa_tensor *t,
                            const fa_tensor **option)
 {
@@ -1553,7 +1563,7 @@ static void free_problem(problem *p)
     free(p);
 }
 
-/* The inputs of the backward include what the forward wrote. */
+/* The inputs of backward include the results of forward. */
 static void run_checks(problem *p, const random_settings *settings, random_result *result)
 {
     ref_buffers_freeze(&p->buffers);
@@ -1574,7 +1584,7 @@ static void run_checks(problem *p, const random_settings *settings, random_resul
     ref_buffers_check(&p->buffers, &result->report);
 }
 
-/* Whether whoever makes the call wants it. */
+/* Whether settings->wants accepts the call. */
 static bool is_wanted(problem *p, const random_settings *settings)
 {
     if (!settings->wants) return true;

@@ -67,8 +67,9 @@ static double *error_row_of(const ref_array *array, int64_t a, int64_t b, int64_
     return array->error + ref_array_index(array, a, b, c, 0);
 }
 
-/* Tensor cores, and bfloat16 dot products of CPUs, take weights in the 16 bits of the values. All of them
- * want one dtype for q, k and v. (A CPU without such instructions is more exact; it is held to the same.) */
+/* Tensor cores, and bfloat16 dot products of CPUs, need weights in the 16 bits of the values. All
+ * of them need one dtype for q, k and v. (A CPU without such instructions is more exact, but has
+ * the same tolerance.) */
 static bool rounds_weights(const ref_inputs *in, bool cuda)
 {
     fa_dtype dtype = in->v.dtype;
@@ -76,7 +77,7 @@ static bool rounds_weights(const ref_inputs *in, bool cuda)
     return dtype == FA_BFLOAT16 || (dtype == FA_FLOAT16 && cuda);
 }
 
-/* CUDA's decode converts keys and values of 8 bits to float16, and rounds weights to float16. */
+/* CUDA's decode converts 8-bit keys and values to float16, and rounds weights to float16. */
 static bool rounds_to_half(const ref_inputs *in, bool cuda)
 {
     const bool short_queries = in->q.dtype == FA_FLOAT16 || in->q.dtype == FA_BFLOAT16;
@@ -84,11 +85,11 @@ static bool rounds_to_half(const ref_inputs *in, bool cuda)
     return cuda && short_queries && bytes && in->k.dtype == in->v.dtype;
 }
 
-/* Half an epsilon of tf32, which has a float32's exponent and 11 bits with the one in front, and a quarter of that more:
- * kernels that multiply tf32 numbers round so. */
+/* Half an epsilon of tf32, which has the exponent of float32 and 11 bits including the leading one,
+ * plus a quarter of that: kernels that multiply tf32 numbers round like this. */
 #define TF32_ROUNDING 0x1.4p-11
 
-/* Whether kernels on tensor cores may do what a precision of float32 inputs allows. */
+/* Whether kernels on tensor cores may use what a precision of float32 inputs allows. */
 static bool has_precision(const ref_inputs *in, bool cuda, fa_precision precision)
 {
     return cuda && in->options.precision == precision && in->q.dtype == FA_FLOAT32 &&
@@ -103,13 +104,13 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
                       .out_tiny = ref_smallest(out)};
     r.cap = r.sum;
     if (has_precision(in, cuda, FA_PRECISION_TF32)) r.operand = TF32_ROUNDING, r.weight = 0x1p-11;
-    /* A weight as two float16 numbers ends in steps of 2^-24, and the largest is 2^15: seen where dropout drops the large
-     * ones. */
+    /* A weight that consists of two float16 numbers has steps of 2^-24, and the largest weight is
+     * 2^15. This matters if dropout drops the large ones. */
     if (has_precision(in, cuda, FA_PRECISION_FLOAT32)) r.weight_tiny = 0x1p-40;
     if (rounds_to_half(in, cuda)) {
         r.weight = ref_epsilon(FA_FLOAT16) / 2;
-        /* The largest product of a weight and its value's scale is at least 2^6; others have
-         * smaller scales. */
+        /* The largest product of a weight and its value's scale is at least 2^6; other scales are
+         * smaller. */
         r.weight_tiny = in->options.v_scale ? 0x1p-28 : 0x1p-31;
         r.weight_scaled = in->options.v_scale;
     }
@@ -119,10 +120,11 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
         r.pair = r.weight;
         r.pair_tiny = ref_smallest(in->v.dtype) / 2;
     }
-    /* The smallest weights in float16 lose bits: it ends in steps of 2^-24, and a row's largest weight is at
-     * least 2^7 in all kernels. */
+    /* The smallest weights in float16 lose bits: it has steps of 2^-24, and a row's largest weight
+     * is at least 2^7 in all kernels. */
     if (in->v.dtype == FA_FLOAT16) r.weight_tiny = 0x1p-31;
-    /* These kernels may take a series for the tanh of a softcap where no log-sum-exp is asked for. */
+    /* These kernels may use a series for the tanh of a softcap if the log-sum-exp is not
+     * requested. */
     if (cuda && !lse) r.cap = in->v.dtype == FA_FLOAT16 ? 0x1p-15 : 0x1p-12;
     return r;
 }
@@ -148,22 +150,24 @@ void ref_column_scale(ref_column *c, double factor)
 }
 
 /*
- * Weight j becomes p_j (1 + e_j), |e_j| <= u. Divided by the sum of the rounded weights, out moves by
- * sum e_j p_j (x_j - out) to first order: what all weights have in common cancels, and nothing is left in a
- * row that one key dominates. Divided by the exact sum it moves by out * sum e_j p_j besides, at most u |out|.
+ * Weight j becomes p_j (1 + e_j), |e_j| <= u. If the division is by the sum of the rounded weights,
+ * out changes by sum e_j p_j (x_j - out) to first order: what all weights have in common cancels,
+ * and nothing remains in a row that one key dominates. If it is by the exact sum, out also changes
+ * by out * sum e_j p_j, at most u |out|.
  *
- * At worst every e_j has the sign of x_j - out: out moves by at most u sum p_j |x_j - out|, which is at most
- * u sqrt(sum p_j (x_j - out)^2) by Cauchy and Schwarz, as the sum of p is at most 1. But rounding errors are
- * independent with mean 0: each is spread evenly over at most (-u, u), so their sum has a standard deviation
- * of at most u sqrt(sum p_j^2 (x_j - out)^2 / 3). The chance of 4 sqrt(3) = 6.9 times that is below 1e-11.
- * This second bound is what finds a lost key among hundreds.
+ * In the worst case every e_j has the sign of x_j - out: out changes by at most u sum p_j
+ * |x_j - out|, which is at most u sqrt(sum p_j (x_j - out)^2) by Cauchy and Schwarz, because the
+ * sum of p is at most 1. But rounding errors are independent with mean 0. Each is uniform in at
+ * most (-u, u), so their sum has a standard deviation of at most u sqrt(sum p_j^2
+ * (x_j - out)^2 / 3). The chance of 4 sqrt(3) = 6.9 times that is below 1e-11. This second bound is
+ * needed to detect a lost key among hundreds.
  */
 double ref_weights_error(const ref_rounding *rounding, const ref_column *c)
 {
     double spread = c->square - c->out * c->out;
     double independent = c->p2_square - 2 * c->out * c->p2_x + c->out * c->out * c->p2;
-    /* Where there is a sink, or values were dropped, the sum of p is not 1: sum p (x - out)^2 is
-     * square - 2 out^2 + out^2 sum p <= square - out^2. */
+    /* With a sink or dropped values, the sum of p is not 1: sum p (x - out)^2 is square - 2
+     * out^2 + out^2 sum p <= square - out^2. */
     double moved = fmin(sqrt(fmax(spread, 0)), 4 * sqrt(fmax(independent, 0)));
     if (!rounding->sum_rounded) moved = fmin(moved + fabs(c->out), c->magnitude);
     return rounding->weight * moved;
@@ -267,7 +271,7 @@ uint32_t ref_dropout_bits(uint64_t seed, uint64_t offset, uint32_t batch_head, u
     return (block[half / 2] >> (half % 2 ? 16 : 0)) & 0xffffu;
 }
 
-/* Step 8's factor: 0 or 1 / (1 - p); 1 without dropout. */
+/* The factor of step 8: 0 or 1 / (1 - p); 1 without dropout. */
 static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h, int64_t i,
                           int64_t j)
 {
@@ -287,12 +291,13 @@ static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h,
 
 enum { SUMS = 5 };
 
-/* Half an epsilon of float32: what an addition to a sum may lose, relatively. */
+/* Half an epsilon of float32: the relative error of an addition to a sum. */
 #define ADDITION 0x1p-24
 
-/* Adds factor * x to float32 sums, and error * |x| to their errors. Errors of additions are mostly independent, and
- * ref_rounding's `sum` allows for those. But terms that are equal, one after the other, as rows that are the same memory make
- * them, are rounded the same way: their errors add up. last: the terms before, 0 at first. */
+/* Adds factor * x to float32 sums, and error * |x| to their errors. Errors of additions are mostly
+ * independent, and ref_rounding's `sum` covers those. But equal consecutive terms, as from rows
+ * that are the same memory, are rounded the same way: their errors add up. last: the previous
+ * terms, 0 at first. */
 WITH_WIDE_VECTORS
 static void add_terms(int64_t n, double factor, double error, const double *restrict x,
                       double *restrict sums, double *restrict errors, double *restrict last)
@@ -306,7 +311,7 @@ static void add_terms(int64_t n, double factor, double error, const double *rest
     }
 }
 
-/* Everything that is read again and again, as doubles. */
+/* Everything that is read repeatedly, as doubles. */
 typedef struct loaded {
     const ref_inputs *in;
     ref_array q, k, v;
@@ -315,7 +320,7 @@ typedef struct loaded {
     double *sums; /* (SUMS, d_v): of compute_output and what it calls */
 } loaded;
 
-/* Elements of 8 bits times their scales, which broadcast. */
+/* Multiplies 8-bit elements by their scales, which broadcast. */
 static void scale_rows(ref_array *x, const fa_tensor *scale)
 {
     for (int64_t a = 0; scale && a < x->shape[0]; a++)
@@ -355,7 +360,7 @@ static void unload_inputs(loaded *l)
     free(l->sums);
 }
 
-/* The factor that an fp8 tensor's data stands for. */
+/* The factor of an fp8 tensor's data. */
 static double descale(const loaded *l, const float *factors, int64_t b, int64_t head_kv)
 {
     return factors ? (double)factors[b * l->heads_kv + head_kv] : 1;
@@ -378,8 +383,9 @@ static int64_t row_offset(const fa_tensor *t, int64_t block, int64_t row)
     return block * t->stride[0] + row * t->stride[1];
 }
 
-/* The keys of an item, sorted so that those whose rows of t are the same memory follow each other: strides may be 0, and a
- * page may be used twice. What rounding does to such rows is the same for all of them: their errors add up. */
+/* The keys of an item, sorted so that those whose rows of t are the same memory are consecutive:
+ * strides may be 0, and a page may be used twice. Rounding has the same effect on all of these
+ * rows, so their errors add up. */
 static placed_key *sort_keys(const ref_inputs *in, const ref_item *item, const fa_tensor *t)
 {
     placed_key *sorted = calloc(item->n_k > 0 ? (size_t)item->n_k : 1, sizeof *sorted);
@@ -395,16 +401,14 @@ static placed_key *sort_keys(const ref_inputs *in, const ref_item *item, const f
 
 typedef struct row {
     int64_t n_k;
-    placed_key *by_k, *by_v; /* as sort_keys sorts them; NULL: all stays float32 */
-    double *x, *x_error;     /* logits after step 5; errors are absolute                        */
-    double *x_moved;         /* how far rounding the operands to tf32 may move them besides     */
-    double *slope,
-        *slope_error;    /* derivative of step 2                                            */
-    double *p, *p_error; /* step 7                                                          */
-    double *keep;        /* step 8's factor                                                 */
+    placed_key *by_k, *by_v;     /* in the order of sort_keys; NULL: everything stays float32 */
+    double *x, *x_error;         /* logits after step 5; errors are absolute */
+    double *x_moved;             /* additional change if operands are rounded to tf32 */
+    double *slope, *slope_error; /* derivative of step 2 */
+    double *p, *p_error;         /* step 7 */
+    double *keep;                /* step 8's factor */
     double lse, lse_error, lse_moved;
-    double p_sink,
-        p_sink_error; /* the sink's share                                                */
+    double p_sink, p_sink_error; /* the sink's share */
 } row;
 
 static row row_new(const ref_inputs *in, const ref_item *item)
@@ -440,19 +444,19 @@ static void row_free(row *r)
 }
 
 /*
- * How far a sum of products of rounded operands may be from the sum: each factor's error is at most u times it.
- * At worst that is 2 u times the sum of the magnitudes. But errors are independent with mean 0, as those of weights
- * are (ref_weights_error): the standard deviation of the sum is at most u sqrt(2 / 3 sum (x y)^2), and 6.9 times
- * that is the second bound. What all of a row's numbers have in common, because they are equal, is as much as
- * 2 u times the sum itself.
+ * How far a sum of products of rounded operands may be from the exact sum: each factor's error is
+ * at most u times the factor. In the worst case that is 2 u times the sum of the magnitudes. But
+ * errors are independent with mean 0, like those of weights (ref_weights_error): the standard
+ * deviation of the sum is at most u sqrt(2 / 3 sum (x y)^2), and 6.9 times that is the second
+ * bound. The common error of equal numbers in a row is at most 2 u times the sum itself.
  */
 static double moved_by_operands(double u, double dot, double magnitude, double square)
 {
     return u * fmin(2 * magnitude, 4 * sqrt(2 * square) + 2 * fabs(dot));
 }
 
-/* Sums of x y, |x y| and (x y)^2. Each is several sums side by side: one alone would wait for every
- * addition. */
+/* Sums of x y, |x y| and (x y)^2. Each is computed as several sums: a single one would wait for
+ * every addition. */
 typedef struct products {
     double dot, magnitude, square;
 } products;
@@ -535,7 +539,8 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
                         moved_by_operands(l->in->rounding.operand, qk.dot, qk.magnitude, qk.square);
 }
 
-/* Step 6: log(exp(sink) + sum exp(x)), the largest taken out first so that nothing overflows. */
+/* Step 6: log(exp(sink) + sum exp(x)). The largest term is factored out first, so that nothing
+ * overflows. */
 static double log_sum_exp(const double *x, int64_t n, double sink)
 {
     double largest = sink;
@@ -549,7 +554,7 @@ static double log_sum_exp(const double *x, int64_t n, double sink)
     return largest + log(sum);
 }
 
-/* Step 7 for one logit. A logit of -infinity has no weight, also where nothing else has any. */
+/* Step 7 for one logit. A logit of -infinity has no weight, even if no other key has one. */
 static double weight_of(double x, double lse)
 {
     return x == -INFINITY && !isnan(lse) ? 0 : exp(x - lse);
@@ -590,14 +595,14 @@ static double largest_of(const double *p, int64_t n)
     return largest;
 }
 
-/* Sums over the keys of a row, of all columns: side by side, so that the compiler can use vectors. */
+/* Sums over the keys of a row, for all columns together, so that the compiler can use vectors. */
 typedef struct column_sums {
     int64_t d_v;
-    double *px, p;                /* of p x and of p, of the present keys of one weight */
+    double *px, p;                /* of p x and of p, over the present keys of one weight */
     double *p2_x, *p2_square, p2; /* as in ref_column */
 } column_sums;
 
-/* Keys of one weight count as one in the sums of squares. */
+/* Keys of one weight count as a single one in the sums of squares. */
 static void end_weight(column_sums *s)
 {
     double *restrict px = s->px, *restrict p2_x = s->p2_x, *restrict p2_square = s->p2_square;
@@ -610,8 +615,8 @@ static void end_weight(column_sums *s)
     s->p = 0;
 }
 
-/* What rounding the weights of the row adds to its errors. Keys of equal logits have one weight, which is rounded one way; those of
- * equal memory follow each other here. */
+/* The error that rounding the weights of the row adds. Keys of equal logits have the same weight,
+ * which is rounded the same way; those that are the same memory are consecutive here. */
 WITH_WIDE_VECTORS
 static void add_weights_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
                               double factor, const double *out_row, double *restrict error_row)
@@ -649,16 +654,17 @@ static void add_weights_error(const loaded *l, const ref_item *item, int64_t hea
     }
 }
 
-/* Whether key n and the one after it, as they are sorted, are the same memory. */
+/* Whether key n and the next one in sorted order are the same memory. */
 static bool same_as_next(const row *r, const placed_key *sorted, int64_t n)
 {
     return n + 1 < r->n_k && sorted[n + 1].offset == sorted[n].offset;
 }
 
-/* What rounding queries and keys to tf32 adds to the errors of the row. Logit j moves by at most x_moved, its weight by a factor of at
- * most 1 + e_j = exp(x_moved), and out by sum e_j p_j (v_j - out) to first order. Keys that are the same memory have one e_j.
- * As errors of different keys are independent, out moves by no more than the root of the sum of the squares, twice for rows
- * whose keys are not all different. */
+/* The error that rounding queries and keys to tf32 adds to the row. Logit j changes by at most
+ * x_moved, its weight by a factor of at most 1 + e_j = exp(x_moved), and out by sum e_j p_j
+ * (v_j - out) to first order. Keys that are the same memory have one e_j. Errors of different keys
+ * are independent, so out changes by at most the root of the sum of the squares, or twice that for
+ * rows whose keys are not all different. */
 static void add_keys_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
                            double factor, const double *out_row, double *error_row)
 {
@@ -684,7 +690,8 @@ static void add_keys_error(const loaded *l, const ref_item *item, int64_t head_k
     for (int64_t c = 0; c < l->d_v; c++) error_row[c] += fmin(worst[c], 2 * sqrt(square[c]));
 }
 
-/* What rounding values does: they move out as weights do, and where they are all equal by as much as one of them. */
+/* The error from rounding values: it changes out as the rounding of weights does, and if all values
+ * are equal, by as much as the error of one of them. */
 static void add_values_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
                              double factor, const double *out_row, double *error_row)
 {
@@ -719,7 +726,7 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
     int64_t head_kv = h / (l->heads_q / l->heads_kv), block, key_row;
     double factor = descale(l, l->in->options.v_descale, item->b, head_kv);
     const ref_rounding *rounding = &l->in->rounding;
-    const double tiny = /* of weights that are not rounded otherwise */
+    const double tiny = /* for weights that are not rounded otherwise */
         rounding->weight > 0 ? 0 : rounding->weight_tiny * largest_of(r->p, r->n_k);
     for (int64_t c = 0; c < l->d_v; c++) out_row[c] = error_row[c] = l->sums[c] = 0;
     for (int64_t j = 0; j < r->n_k; j++) {
@@ -829,8 +836,8 @@ static row_sums compute_delta(const loaded *l, const double *dout, const double 
     return s;
 }
 
-/* How far rounding may move the terms of a sum, of as many sums as an array has elements: the sums
- * of those distances and of their squares. */
+/* How far rounding may change the terms of a sum, for as many sums as an array has elements: the
+ * sums of those distances and of their squares. */
 typedef struct spread {
     double *magnitude, *square;
 } spread;
@@ -846,14 +853,15 @@ static spread spread_new(const ref_array *array)
     return (spread){zeros_like(array), zeros_like(array)};
 }
 
-/* Whether rows are the same memory. Of equal queries or equal keys the weights are equal, and so is what rounding does to them. */
+/* Whether rows are the same memory. Equal queries or equal keys have equal weights, and rounding
+ * has the same effect on them. */
 static bool repeats(const fa_tensor *t)
 {
     return (t->shape[1] > 1 && t->stride[1] == 0) || (t->shape[2] > 1 && t->stride[2] == 0);
 }
 
-/* Where all terms move in one direction, a sum moves by the sum of the distances; but where they
- * are independent, by no more than 4 times the root of the sum of the squares: see
+/* If all terms change in the same direction, a sum changes by the sum of the distances. If they are
+ * independent, it changes by at most 4 times the root of the sum of the squares: see
  * ref_weights_error. */
 static void spread_free(spread *s, bool independent, ref_array *array)
 {
@@ -866,7 +874,7 @@ static void spread_free(spread *s, bool independent, ref_array *array)
     free(s->square);
 }
 
-/* Those of all gradients that are sums of products that rounding moves. */
+/* For all gradients that are sums of rounded products. */
 typedef struct spreads {
     spread dq, dk, dv;
 } spreads;
@@ -891,18 +899,18 @@ static void last_terms_free(last_terms *last)
     free(last->dsinks);
 }
 
-/* Where the gradients of a batch item's head go. */
+/* Where the gradients of a batch item's head are added. */
 typedef struct backward {
     const loaded *l;
     const ref_item *item;
     int64_t h;
     ref_gradients *g;
     const last_terms *last;
-    const spreads *rounded; /* NULL: all stays float32 */
+    const spreads *rounded; /* NULL: everything stays float32 */
 } backward;
 
 /* A query, with the gradients of its logits after step 5 (dx) and of scale * q.k (dy), by key, and
- * how far dy moves where operands are rounded to tf32. */
+ * how far dy changes if operands are rounded to tf32. */
 typedef struct query {
     int64_t i;
     const double *q, *dout; /* (d), (d_v) */
@@ -930,11 +938,11 @@ static void query_free(query *w)
 
 static const double one = 1;
 
-/* How far a weight moves where its logit does, which queries and keys rounded to tf32 move. */
+/* How far a weight changes when rounding queries and keys to tf32 changes its logit. */
 static double moved_weight(const row *r, int64_t j) { return r->p[j] * expm1(r->x_moved[j]); }
 
-/* How far the gradient of scale * q.k moves, which is p (dp - delta) times the softcap's slope 1 -
- * t^2: by what the weight, dp and the slope do. */
+/* How far the gradient of scale * q.k changes. It is p (dp - delta) times the softcap's slope
+ * 1 - t^2, so it changes with the weight, dp and the slope. */
 static double moved_logit(const backward *b, const row *r, int64_t j, double distance,
                           const products *dp)
 {
@@ -948,7 +956,7 @@ static double moved_logit(const backward *b, const row *r, int64_t j, double dis
            r->p[j] * distance * of_slope;
 }
 
-/* What the logit of query and key j contributes to all gradients. */
+/* Computes what the logit of query and key j contributes to all gradients. */
 static void derive_logit(const backward *b, query *w, int64_t j)
 {
     const loaded *l = b->l;
@@ -984,8 +992,8 @@ static void add_to_dbias(const backward *b, const query *w, int64_t j)
     add_terms(1, w->dx[j], error, &one, &dbias->value[at], &dbias->error[at], &b->last->dbias[at]);
 }
 
-/* Adds terms to elements of a gradient from `at` on (add_terms), and where rounding moves them, to
- * their spread. moved: how far, for an x of 1. */
+/* Adds terms to elements of a gradient from `at` on (add_terms), and if they are rounded, to their
+ * spread. moved: how far, for an x of 1. */
 WITH_WIDE_VECTORS
 static void add_to_gradient(int64_t n, double factor, double error, double moved,
                             const double *restrict x, const ref_array *g, double *last_terms_of_g,
@@ -1000,14 +1008,14 @@ static void add_to_gradient(int64_t n, double factor, double error, double moved
     }
 }
 
-/* How far rounding moves a factor of the gradients' products, and with it the other factor: by a
+/* How far rounding changes a factor of the gradients' products, and with it the other factor: by a
  * part of both. */
 static double moved_factor(const ref_rounding *rounding, double factor)
 {
     return (rounding->pair + 2 * rounding->operand) * fabs(factor);
 }
 
-/* What key j contributes to the gradients of a query, and the query to those of the key. */
+/* Adds what key j contributes to the gradients of a query, and the query to those of the key. */
 static void backward_pair(const backward *b, const query *w, int64_t j)
 {
     const loaded *l = b->l;
@@ -1035,14 +1043,16 @@ static void backward_pair(const backward *b, const query *w, int64_t j)
                     ref_array_index(&b->g->dv, block, key_row, head_kv, 0));
 }
 
-/* The backward's weights are exact but for the log-sum-exp, which the forward has computed of rounded operands. */
+/* The backward's weights are exact except for the log-sum-exp, which forward has computed from
+ * rounded operands. */
 static void move_weights(row *r)
 {
     for (int64_t j = 0; j < r->n_k; j++) r->p_error[j] += r->p[j] * expm1(r->lse_moved);
     r->p_sink_error += r->p_sink * expm1(r->lse_moved);
 }
 
-/* Computes what a query contributes without the other queries: dx, dy, dbias and dsinks. */
+/* Computes what a query contributes independently of the other queries: dx, dy, dbias and
+ * dsinks. */
 static void begin_query(const backward *b, query *w)
 {
     const row *r = &w->r;
@@ -1051,7 +1061,7 @@ static void begin_query(const backward *b, query *w)
         derive_logit(b, w, j);
         if (b->g->dbias.value) add_to_dbias(b, w, j);
     }
-    if (r->p_sink > 0 || isnan(r->p_sink)) { /* out does not read the sink: its dp is 0 */
+    if (r->p_sink > 0 || isnan(r->p_sink)) { /* out does not use the sink, so its dp is 0 */
         const row_sums *s = &w->sums;
         const double error = r->p_sink_error * fabs(s->delta) +
                              r->p_sink * (s->delta_error + b->l->in->rounding.sum * fabs(s->delta));
@@ -1060,7 +1070,8 @@ static void begin_query(const backward *b, query *w)
     }
 }
 
-/* So many queries go through the keys together, so that a key's gradients stay in the cache. */
+/* This many queries are processed together for each key, so that a key's gradients stay in the
+ * cache. */
 enum { TOGETHER = 8 };
 
 void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse,

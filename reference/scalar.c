@@ -21,7 +21,7 @@ static format format_of(fa_dtype dtype)
     return (format){8, 23, 1};
 }
 
-/* 2^n, of a double's normal numbers; ldexp takes much longer. */
+/* 2^n, if that is a normal number; ldexp takes much longer. */
 static double power_of_two(int n)
 {
     const uint64_t bits = (uint64_t)(n + 1023) << 52;
@@ -55,13 +55,14 @@ static uint32_t encode_small(double x, format f)
     double size = fabs(x);
     uint64_t size_bits;
     memcpy(&size_bits, &size, sizeof size_bits);
-    int exponent = (int)(size_bits >> 52) - 1023; /* 2^exponent <= size, but for tiny ones */
+    int exponent = (int)(size_bits >> 52) - 1023; /* 2^exponent <= size, except for tiny sizes */
     if (exponent < 1 - bias) exponent = 1 - bias;
     uint32_t largest =
         f.ieee ? top << f.fraction_bits : (1u << (f.exponent_bits + f.fraction_bits)) - 2;
     if (isinf(x) || exponent > bias + 1) return sign | largest;
 
-    /* In units of the last place; a carry out of the fraction moves into the exponent by itself. */
+    /* In units of the last place; a carry out of the fraction increments the exponent
+     * automatically. */
     uint32_t units = (uint32_t)nearbyint(size * power_of_two(f.fraction_bits - exponent));
     uint32_t biased = (uint32_t)(exponent + bias - 1);
     uint32_t bits = (biased << f.fraction_bits) + units;

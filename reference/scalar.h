@@ -1,5 +1,5 @@
 /*
- * One element of a tensor as a double, and back: the definitions of the formats, spelled out.
+ * Converts one element of a tensor to a double and back: the definitions of the formats.
  */
 #ifndef REF_SCALAR_H
 #define REF_SCALAR_H

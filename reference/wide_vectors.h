@@ -1,8 +1,8 @@
 #ifndef REF_WIDE_VECTORS_H
 #define REF_WIDE_VECTORS_H
 
-/* Functions that take most of the tests' time are compiled for wide vectors as well. ISO C forbids
- * contraction here, so all forms give the same bits. Sanitizers do not expect the resolver that
+/* Functions that take most of the tests' time are also compiled for wide vectors. ISO C forbids
+ * contraction here, so all versions give the same bits. Sanitizers do not support the resolver that
  * chooses one. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

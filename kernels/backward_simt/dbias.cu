@@ -2,8 +2,8 @@
  * Backward on the plain FMA units, in float32: the gradient of the bias, dS of the logits, summed
  * over the axes that broadcast, for every architecture and head dim.
  *
- * A block owns a tile of dbias: of one batch item and head, 64 queries by 64 keys, or 1 along an axis that
- * broadcasts. It walks over all problem tiles that add to it, so each sum has one order.
+ * A block owns a tile of dbias: of one batch item and head, 64 queries by 64 keys, or 1 along an
+ * axis that broadcasts. It loops over all problem tiles that add to it, so each sum has one order.
  */
 #define QUERIES_OWN 1
 #define CHAIN_STEPS 1
@@ -11,7 +11,7 @@
 
 /* Where a tile of dbias begins. */
 typedef struct fa_part {
-    int64_t batch, head, query, key; /* 0 where the axis is summed */
+    int64_t batch, head, query, key; /* 0 if there is a sum over the axis */
 } fa_part;
 
 FA_DEVICE int64_t tiles_of(int64_t extent, int tile) { return (extent + tile - 1) / tile; }
@@ -36,7 +36,7 @@ FA_DEVICE void clear(float sums[ROWS][COLUMNS])
         for (int c = 0; c < COLUMNS; c++) sums[r][c] = 0.0f;
 }
 
-/* Adds a tile's dS, which is in the buffer of the own rows. A thread takes its own elements. */
+/* Adds a tile's dS, which is in the buffer of the own rows. A thread adds its own elements. */
 FA_DEVICE void add_gradients(const fa_shared *shared, float sums[ROWS][COLUMNS])
 {
     const float *mine = shared->own + row_of(0) * PITCH + across();
@@ -46,7 +46,7 @@ FA_DEVICE void add_gradients(const fa_shared *shared, float sums[ROWS][COLUMNS])
         for (int c = 0; c < COLUMNS; c++) sums[r][c] += mine[r * DOWN * PITCH + c * ACROSS];
 }
 
-/* Queries [first, ...) of the tile against keys of [key, key_end), a tile at a time. */
+/* Queries [first, ...) of the tile with keys of [key, key_end), a tile at a time. */
 FA_DEVICE void use_keys(const fa_backward_params *p, const fa_tile *t, const fa_shared *shared,
                         int64_t first, int64_t key, int64_t key_end, float sums[ROWS][COLUMNS])
 {
@@ -79,7 +79,7 @@ FA_DEVICE void use_head(const fa_backward_params *p, fa_tile *t, const fa_shared
         use_keys(p, t, shared, first, part->key, keys, sums);
 }
 
-/* Sums the threads' numbers over the axes that broadcast within a tile, and writes. */
+/* Sums the threads' numbers over the axes that broadcast within a tile, and stores the sums. */
 FA_DEVICE void store(const fa_backward_params *p, const fa_shared *shared, const fa_part *part,
                      float sums[ROWS][COLUMNS])
 {

@@ -1,6 +1,6 @@
 /*
- * Backward: zeros where another kernel adds or stores the gradient of the bias: in its sums, if there are some, else in
- * dbias itself, for the elements that no query sees. Bound by memory.
+ * Backward: clears what another kernel adds to or stores of the gradient of the bias: its sums, if
+ * there are any; otherwise dbias itself, for the elements that no query sees. Bound by memory.
  */
 #include "backward_simt/dbias_rows.cuh"
 

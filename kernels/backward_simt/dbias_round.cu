@@ -1,6 +1,6 @@
 /*
- * Backward: the sums of the gradient of the bias, which another kernel has added, become the caller's elements. Bound by
- * memory.
+ * Backward: rounds the sums of the gradient of the bias, to which another kernel has added, and
+ * stores the caller's elements. Bound by memory.
  */
 #include "backward_simt/dbias_rows.cuh"
 

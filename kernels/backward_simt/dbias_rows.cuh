@@ -1,5 +1,5 @@
 /*
- * Rows of dbias: of one batch item, head and query. A warp takes one.
+ * Rows of dbias: of one batch item, head and query. Each warp processes one at a time.
  */
 #ifndef FA_KERNELS_BACKWARD_SIMT_DBIAS_ROWS_CUH
 #define FA_KERNELS_BACKWARD_SIMT_DBIAS_ROWS_CUH

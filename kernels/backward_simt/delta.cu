@@ -1,8 +1,8 @@
 /*
- * Backward, first of all: delta = rowsum(dout * out) - dlse, one number for each query and head
- * (FlashAttention-2, algorithm 2, arXiv:2307.08691, line 4). Rows of no sequence get 0.
+ * The first step of backward: delta = rowsum(dout * out) - dlse, one number for each query and head
+ * (FlashAttention-2, algorithm 2, arXiv:2307.08691, line 4). Rows without a sequence get 0.
  *
- * A block takes a tile of queries of one head, a warp a row at a time. Bound by reading.
+ * A block computes a tile of queries of one head, with a warp for each row. Bound by reads.
  */
 #include "common/reduce.cuh"
 #include "common/sequence.cuh"
@@ -10,7 +10,7 @@
 
 enum { THREADS = FA_PASS_THREADS, WARPS = THREADS / 32, TILE = FA_DELTA_ROWS };
 
-/* All lanes of a warp have the same row. */
+/* All lanes of a warp call it for the same row. */
 FA_DEVICE void run_tile(const fa_backward_params *p, const fa_tile *t)
 {
 #pragma unroll 1

@@ -3,12 +3,12 @@
  * dK = scale * dS^T Q (FlashAttention-2, algorithm 2, arXiv:2307.08691), with every option of the
  * API, for every architecture.
  *
- * A block owns a tile of keys of one key/value head and walks over the queries of all heads that share it, so
- * each sum has one order and there are no atomics. A tile takes four products; scores are transposed, so that a
- * row belongs to a key. With paged keys a block owns rows of one page and walks over the sequences that use it,
- * in their order. A page without users gets zeros.
+ * A block owns a tile of keys of one key/value head and loops over the queries of all heads that
+ * share it, so each sum has one order and there are no atomics. A tile takes four products; scores
+ * are transposed, so that a row belongs to a key. With paged keys a block owns rows of one page and
+ * loops over the sequences that use it, in their order. A page that no sequence uses gets zeros.
  *
- * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
+ * Compile-time parameters: HEAD_DIM, the larger of d and d_v, rounded up; OWN (kernels/variants.h).
  */
 #define QUERIES_OWN 0
 #if HEAD_DIM == 128
@@ -19,11 +19,11 @@
 
 enum { CHUNKS = HEAD_DIM / CHUNK };
 
-#define BLOCKS 2 /* of a multiprocessor, at least: a bound of the registers */
+#define BLOCKS 2 /* of a multiprocessor, at least: limits the registers */
 
 typedef float fa_sums[CHUNKS][ROWS][GROUPS][4];
 
-/* What a block works on, in shared memory, as products need the registers. */
+/* The work of a block, in shared memory, because products need the registers. */
 typedef struct fa_work {
     fa_key_tile keys;
     fa_tile tile;       /* a sequence and one of the query heads */
@@ -45,8 +45,9 @@ FA_DEVICE void clear(fa_sums sums)
 
 /* ---- The products ---------------------------------------------------------------------------- */
 
-/* dK += dS^T Q and dV += P^T dO, chunk by chunk. The first is the last chunk of Q, which is in shared memory;
- * bad: it is not finite. One loop for both, so that the code of the loads is there once. */
+/* dK += dS^T Q and dV += P^T dO, chunk by chunk. The first chunk is the last chunk of Q, which is
+ * in shared memory; bad: it is not finite. There is one loop for both, so that the code of the
+ * loads exists only once. */
 FA_DEVICE void add_queries(const fa_backward_params *p, const fa_tile *t, const fa_shared *shared,
                            bool bad, fa_sums dk, fa_sums dv)
 {
@@ -75,7 +76,8 @@ FA_DEVICE void add_queries(const fa_backward_params *p, const fa_tile *t, const 
     }
 }
 
-/* Sequence b's part of the tile: the keys from `first` on, and the queries that see some. */
+/* Sequence b's part of the tile: the keys from `first` on, and the queries that see some of
+ * them. */
 FA_DEVICE void find_work(const fa_attention_params *p, fa_work *w, int64_t b, int64_t first)
 {
     fa_locate_sequence(p, b, w->keys.head_kv * (p->heads_q / p->heads_kv), &w->tile);
@@ -87,7 +89,7 @@ FA_DEVICE void find_work(const fa_attention_params *p, fa_work *w, int64_t b, in
     w->to = fa_first_query(p, &w->tile, w->end, false);
 }
 
-/* All queries of sequence b that see something of its keys from `first` on. */
+/* All queries of sequence b that see some of its keys from `first` on. */
 FA_DEVICE void use_sequence(const fa_backward_params *p, fa_work *w, const fa_shared *shared,
                             int64_t b, int64_t first, fa_sums dk, fa_sums dv)
 {
@@ -109,7 +111,7 @@ FA_DEVICE void use_sequence(const fa_backward_params *p, fa_work *w, const fa_sh
     }
 }
 
-/* Whether table entry e holds the page and its sequence reaches it. */
+/* Whether table entry e is this page and within its sequence's length. */
 FA_DEVICE bool is_use(const fa_attention_params *p, int64_t e, int64_t page)
 {
     if (e >= p->batch * p->block_table_stride) return false;
@@ -117,7 +119,8 @@ FA_DEVICE bool is_use(const fa_attention_params *p, int64_t e, int64_t page)
     if (((uint64_t)e | (uint64_t)p->block_table_stride) >> 32) {
         b = e / p->block_table_stride;
         n = e % p->block_table_stride;
-    } else { /* a division of 32 bits is much cheaper */
+        /* A 32-bit division is much cheaper. */
+    } else {
         b = (uint32_t)e / (uint32_t)p->block_table_stride;
         n = (uint32_t)e % (uint32_t)p->block_table_stride;
     }

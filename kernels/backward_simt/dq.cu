@@ -3,11 +3,11 @@
  * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with every option of the API, for every
  * architecture.
  *
- * A block owns a tile of queries of one head and walks over the keys that they see, so each sum has one order and
- * there are no atomics. A tile takes three products: dP = dO V^T, S = Q K^T, dQ += dS K. The third begins with
- * the last chunk of the keys, which is still in shared memory.
+ * A block owns a tile of queries of one head and loops over the keys that they see, so each sum has
+ * one order and there are no atomics. A tile takes three products: dP = dO V^T, S = Q K^T, dQ += dS
+ * K. The third begins with the last chunk of the keys, which is still in shared memory.
  *
- * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
+ * Compile-time parameters: HEAD_DIM, the larger of d and d_v, rounded up; OWN (kernels/variants.h).
  */
 #define QUERIES_OWN 1
 #if HEAD_DIM == 256
@@ -17,7 +17,7 @@
 
 enum { CHUNKS = HEAD_DIM / CHUNK };
 
-/* Blocks of a multiprocessor, at least: a bound of the registers. */
+/* Blocks of a multiprocessor, at least: limits the registers. */
 #if HEAD_DIM == 64
 #define BLOCKS 3
 #else
@@ -26,7 +26,7 @@ enum { CHUNKS = HEAD_DIM / CHUNK };
 
 typedef float fa_sums[CHUNKS][ROWS][GROUPS][4];
 
-/* What a block works on, in shared memory, as products need the registers. */
+/* The work of a block, in shared memory, because products need the registers. */
 typedef struct fa_work {
     fa_tile tile;
     int64_t end;      /* of the tile's queries */
@@ -45,7 +45,8 @@ FA_DEVICE void clear(fa_sums sums)
                 for (int e = 0; e < 4; e++) sums[n][r][g][e] = 0.0f;
 }
 
-/* dQ += dS K, chunk by chunk from the last one on, which is in shared memory; bad: it is not finite. */
+/* dQ += dS K, chunk by chunk from the last one on, which is in shared memory; bad: it is not
+ * finite. */
 FA_DEVICE void add_keys(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
                         const fa_rows *keys, bool bad, fa_sums sums)
 {
@@ -88,7 +89,7 @@ FA_DEVICE void attend(const fa_backward_params *p, const fa_work *w, const fa_sh
     }
 }
 
-/* Zeros in rows that are no query's. */
+/* Stores zeros in rows without a query. */
 FA_DEVICE void finish(const fa_backward_params *p, const fa_tile *t, fa_sums sums)
 {
     const float scale = p->a.scale;

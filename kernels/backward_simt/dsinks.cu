@@ -2,8 +2,8 @@
  * Backward: the gradient of the sinks. A sink's weight exp(sink - lse) takes part in the
  * denominator of every row of its head, so dsink = -sum exp(sink - lse) * delta.
  *
- * A block takes a head. Threads sum rows in a fixed order, in double precision. Rows of no sequence
- * have a delta of 0 and are left out, as their log-sum-exp may be anything.
+ * A block computes a head. Threads sum rows in a fixed order, in double precision. Rows without a
+ * sequence have a delta of 0 and are left out, because their log-sum-exp may be anything.
  */
 #include "common/rows.cuh"
 #include "backward_simt/backward_simt.h"

@@ -1,9 +1,9 @@
 /*
- * From scores S and dP = dO V^T to the weights P and dS = P * (dP - delta): the middle of
+ * Computes the weights P and dS = P * (dP - delta) from the scores S and dP = dO V^T: the middle of
  * FlashAttention-2's algorithm 2 (arXiv:2307.08691, section 3.1.2). P = exp(S - lse) is recomputed.
  *
- * Who includes this has defined OWN, and QUERIES_OWN: 1 where own rows are queries and the others
- * keys, 0 the other way round.
+ * The including file defines OWN, and QUERIES_OWN: 1 if own rows are queries and the others keys, 0
+ * if it is the other way round.
  */
 #ifndef FA_KERNELS_BACKWARD_SIMT_GRADIENT_CUH
 #define FA_KERNELS_BACKWARD_SIMT_GRADIENT_CUH
@@ -13,14 +13,14 @@
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
 
-/* ---- What is known of the tile's queries ----------------------------------------------------- */
+/* ---- The tile's queries ---------------------------------------------------------------------- */
 
 FA_DEVICE int64_t fa_row_index(const fa_attention_params *p, const fa_tile *t, int64_t i)
 {
     return (t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i;
 }
 
-/* Query i: log-sum-exp, delta, and the keys that it sees of [key, key + keys). A row
+/* Numbers of query i: log-sum-exp, delta, and the keys that it sees of [key, key + keys). A row
  * from which a mask or a bias hides all keys sees none, whatever it holds. */
 FA_DEVICE float4 know_query(const fa_backward_params *p, const fa_tile *t, int64_t i, int64_t key,
                             int keys)
@@ -44,12 +44,12 @@ FA_DEVICE void know_queries(const fa_backward_params *p, const fa_tile *t, const
 
 /* ---- The tile's operands --------------------------------------------------------------------- */
 
-/* Queries [first, to) against keys [from, until) of those at key; for make_gradients. */
+/* Queries [first, to) with keys [from, until) of those at key; for make_gradients. */
 FA_DEVICE void set_operands(const fa_backward_params *p, const fa_shared *shared, int64_t first,
                             int64_t to, int64_t key, int64_t from, int64_t until)
 {
     const fa_attention_params *a = &p->a;
-    __syncthreads(); /* those of the tile before have been used */
+    __syncthreads(); /* the previous tile's operands are no longer used */
     if (threadIdx.x == 0) {
         const fa_rows dout = rows_of(&p->dout, a->d_v, false, first, first, to);
         const fa_rows q = rows_of(&a->q, a->d, false, first, first, to);
@@ -65,19 +65,19 @@ FA_DEVICE void set_operands(const fa_backward_params *p, const fa_shared *shared
 
 /* ---- Weights and gradients ------------------------------------------------------------------- */
 
-/* The weight of a logit; 0 where it is masked, whatever the row's log-sum-exp. */
+/* The weight of a logit; 0 if it is masked, whatever the row's log-sum-exp is. */
 FA_DEVICE float weigh(float logit, float lse)
 {
     return logit == -INFINITY ? 0.0f : fa_weight(logit, lse);
 }
 
-/* A weight of 0 has no gradient, whatever dP. */
+/* If a weight is 0, its dS is 0 whatever dP is. */
 FA_DEVICE float gradient_of(float weight, float dp, float delta)
 {
     return weight == 0.0f ? 0.0f : weight * (dp - delta);
 }
 
-/* For a scale and masks by position alone. */
+/* For a scale and masks by position only. */
 FA_DEVICE void make_plain_gradients(const fa_attention_params *p, const fa_shared *shared,
                                     float scores[ROWS][COLUMNS])
 {
@@ -112,7 +112,7 @@ FA_DEVICE float general_gradient(const fa_attention_params *p, const fa_tile *t,
     return w == 0.0f ? 0.0f : w * slope;
 }
 
-/* For all options, in a loop that need not be unrolled. */
+/* For all options, in a loop that is not unrolled. */
 FA_DEVICE void make_general_gradients(const fa_attention_params *p, const fa_tile *t,
                                       const fa_shared *shared, bool behind_softcap,
                                       float scores[ROWS][COLUMNS])
@@ -139,12 +139,12 @@ FA_DEVICE void make_general_gradients(const fa_attention_params *p, const fa_til
     }
 }
 
-/* The tile's weights (dropped out) go to shared->weights where own rows are keys, and dS to
- * shared->own. The last chunk of keys or queries among the other rows stays in shared memory;
- * returns whether something in it is not finite. behind_softcap: dS is that of the logits as bias
- * and masks find them, behind the softcap; else that of the scores before it.
+/* Stores the tile's weights (after dropout) in shared->weights if own rows are keys, and dS in
+ * shared->own. The last chunk of keys or queries of the other rows stays in shared memory; returns
+ * whether something in it is not finite. behind_softcap: dS is the gradient of the logits after the
+ * softcap, which bias and masks change; otherwise that of the scores before it.
  *
- * dP waits in shared->weights. There a thread touches its own elements only. */
+ * dP is kept in shared->weights, where a thread accesses only its own elements. */
 FA_DEVICE bool make_gradients(const fa_backward_params *p, const fa_tile *t,
                               const fa_shared *shared, bool behind_softcap)
 {
@@ -154,11 +154,11 @@ FA_DEVICE bool make_gradients(const fa_backward_params *p, const fa_tile *t,
     bool bad = false;
     know_queries(p, t, shared, QUERIES_OWN ? own : other, QUERIES_OWN ? other : own);
 #pragma unroll 1
-    for (int n = 0; n < 2; n++) { /* rolled: half the code */
+    for (int n = 0; n < 2; n++) { /* not unrolled: half as much code */
         bad = make_scores(a, t, shared, &shared->of[n], scores);
         if (n == 0) put_scores(shared->weights, scores);
     }
-    __syncthreads(); /* own rows have been used */
+    __syncthreads(); /* own rows are no longer used */
     if (fa_has_score_options(a) || a->dropout_threshold)
         make_general_gradients(a, t, shared, behind_softcap, scores);
     else make_plain_gradients(a, shared, scores);
@@ -166,7 +166,7 @@ FA_DEVICE bool make_gradients(const fa_backward_params *p, const fa_tile *t,
     return bad;
 }
 
-/* What a tile adds to a chunk of a gradient. */
+/* Adds a tile's part of a gradient to a chunk of it. */
 FA_DEVICE void add_part(float part[ROWS][GROUPS][4], float sums[ROWS][GROUPS][4])
 {
 #pragma unroll

@@ -1,5 +1,5 @@
 /*
- * The product of a row of dout with the same row of out, of which delta is made.
+ * The product of a row of dout and the same row of out, from which delta is computed.
  */
 #ifndef FA_KERNELS_BACKWARD_SIMT_ROW_PRODUCT_CUH
 #define FA_KERNELS_BACKWARD_SIMT_ROW_PRODUCT_CUH
@@ -8,7 +8,7 @@
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
 
-/* A lane's part of it: columns 4 lane, 4 lane + 128 ... and the three behind each. */
+/* A lane's part of it: columns 4 lane, 4 lane + 128 ... and the three after each of these. */
 FA_DEVICE float fa_row_product(const fa_backward_params *p, const fa_tile *t, int64_t i)
 {
     const char *dout = fa_view_row(&p->dout, t->block_q, t->start_q + i, t->head);

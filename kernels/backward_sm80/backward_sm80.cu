@@ -1,35 +1,36 @@
 /*
- * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in float16
- * parts: all gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691),
- * with masks by position, lengths, and shared heads; the variants with OPTIONS also with all options
- * of the scores.
+ * Backward on tensor cores by mma.sync, from Ampere on, for float16, bfloat16, and float32 in
+ * float16 parts. It computes all gradients in one pass over the tiles (FlashAttention-2, algorithm
+ * 2, arXiv:2307.08691). It supports masks by position, lengths, and heads that share keys; the
+ * variants with OPTIONS also support all options of the scores.
  *
  *   config.cuh    the numbers of the variant          multiply.cuh   the five products
- *   layout.cuh    who has what, shared memory         slices.cuh     shared scores, of wide heads
+ *   layout.cuh    parts of threads, shared memory     slices.cuh     shared scores, of wide heads
  *   work.cuh      the block's keys and tiles          weights.cuh    weights, dS, masks by position
  *   load.cuh      copies to shared memory             options.cuh    the options of the scores
  *   tile_part.cuh a warp's part of a tile             sums.cuh       the sums of dQ
  *   high_low.cuh  float16 parts of float32           store.cuh      dK and dV
- *   split.cuh     how numbers become parts           own_parts.cuh  their products, head dims to 256
+ *   split.cuh     numbers are split into parts       own_parts.cuh  products of parts, to 256
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
- * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
- * in registers, written once; where blocks share keys, each with some of the heads, finish_keys.cu
- * adds up what they have. dQ is added to a float sum in global memory, which another kernel
- * rounds (finish.cu), or in float32 to the caller's dq itself. docs/kernels/backward_sm80.md says why
- * it is made so.
+ * tiles of queries that see some of them, for all query heads that share the keys. So dK and dV
+ * stay in registers and are written once. If blocks share keys, each takes some of the heads, and
+ * finish_keys.cu adds up their sums. dQ is added to float32 sums in global memory, which another
+ * kernel rounds (finish.cu); in float32 the sums may be the caller's dq itself.
+ * docs/kernels/backward_sm80.md gives the reasons for this design.
  *
- * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all
- * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the
- * warps before this tile's scores and by the others behind them: so one half makes weights while
- * the other multiplies. In float32 a tile of a variant with one stage has two barriers: between them
- * this tile's copies are on their way, and dQ of the tile before is computed.
+ * A tile has one barrier of the block. After it, the copies of this tile have arrived, and all
+ * warps have stored dS of the previous tile. So the previous tile's dQ is computed now: by half of
+ * the warps before this tile's scores, and by the others after them. Thus one half computes weights
+ * while the other multiplies. In float32, a tile of a variant with one stage has two barriers:
+ * between them this tile's copies are in progress, and dQ of the previous tile is computed.
  *
- * Where warps share the products of scores, in float32 with head dims above 256, a tile has four
- * barriers: copies are there; parts of scores; these are read, and the largest numbers of rows are
- * known; weights and dS, behind which a warp has its columns of all three gradients, and copies these
- * columns of the next tile when it is done with them.
- * Where operands are float16 parts, queries and dout come from the workspace.
+ * If warps share the products of scores (float32, head dims above 256), a tile has four barriers.
+ * After the first one, copies have arrived; after the second, parts of scores have been stored;
+ * after the third, these have been read, and the largest numbers of rows are known; after the
+ * fourth, weights and dS have been stored. Then a warp computes its columns of all three gradients,
+ * and copies these columns of the next tile when it no longer needs them. If operands are float16
+ * parts, queries and dout come from the workspace.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/high_low.cuh"
@@ -46,11 +47,11 @@
 #include "backward_sm80/work.cuh"
 #include "ptx/semaphore.cuh"
 
-/* What a thread keeps. */
+/* The state of a thread. */
 typedef struct thread_state {
     fa_gradient dk, dv;
     uint32_t memory; /* the address of shared memory */
-    float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
+    float scale;     /* from scores to exponents of 2; with a softcap, to the argument of tanh */
 } thread_state;
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
@@ -58,7 +59,7 @@ typedef struct thread_state {
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
 #if SHARED_SCORES
-    (void)x, (void)part, (void)weights; /* add_keys shares both */
+    (void)x, (void)part, (void)weights; /* add_keys stores both */
 #elif OWN_PARTS
     row_parts parts;
     make_row_parts(&parts, weights, part, true);
@@ -91,7 +92,7 @@ FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights
 #endif
 }
 
-/* The scores that the warp makes weights of, or their dP. */
+/* The scores from which the warp computes weights, or their dP. */
 FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
 {
 #if SHARED_SCORES
@@ -108,7 +109,7 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part,
 
 #if OPTIONS
 
-/* dP waits until the options, which take many registers, have been applied. */
+/* dP is computed after the options, which take many registers, have been applied. */
 FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm80_params *all,
                              const block_work *w, thread_state *x, const tile_cursor *at, int chunk)
 {
@@ -118,7 +119,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm8
     find_scores(&s, x->memory, &part, SCORES);
     const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
     weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows, part.factors);
-    part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
+    part = find_part(x->memory, at, chunk); /* computed again, to save registers */
     add_values(x, &part, &weights);
     find_scores(&dp, x->memory, &part, DP);
     drop_gradients(p, &o, &dp);
@@ -140,7 +141,8 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm8
     (void)p;
     find_scores(&s, x->memory, &part, SCORES);
     if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
-    if (HIGH_LOW) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
+    /* Products leave no register for it. */
+    if (HIGH_LOW) masked = is_masked(w, first_key, at->tile);
     weigh(&s, x->scale, part.rows);
 #if THREE_PRODUCTS
     correct_weights(&s, part.factors);
@@ -149,10 +151,10 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm8
     if (LATE_DP) {
         pack(&weights, &s);
         add_values(x, &part, &weights);
-        part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
+        part = find_part(x->memory, at, chunk); /* computed again, to save registers */
         find_scores(&dp, x->memory, &part, DP);
     }
-    /* right for all tiles; no register, again */
+    /* `true` is correct for all tiles; there is no register to distinguish them. */
     make_ds(&s, &dp, part.rows, ds_unit(all), LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
@@ -164,7 +166,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm8
 
 #if !SHARED_SCORES
 
-/* What other warps have of the same keys. */
+/* Adds the products of the other queries, whose weights and dS other warps have stored. */
 FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
 {
     const fa_layout layout = find_layout(x->memory), *l = &layout;
@@ -199,18 +201,19 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 #if HIGH_LOW
 
 /* Adds a warp's part to the caller's rows. block: of 16 queries; column: of 8 columns; whole: rows
- * are made of aligned vectors. */
+ * consist of aligned vectors. */
 FA_DEVICE void add_to_rows(const fa_backward_params *p, const block_work *w, const tile_cursor *at,
                            const fa_dq *dq, int block, int column, bool whole)
 {
     const int lane = ptx_thread_id() % 32, first = at->tile * QUERIES + 16 * block + lane / 4;
-    const int rows = (int)w->sequence.n_q - first; /* of the sequence, from the lane's first on */
+    /* Rows of the sequence from the lane's first row on. */
+    const int rows = (int)w->sequence.n_q - first;
     float *row = w->dq + first * p->dq.stride[1] + at->head * p->dq.stride[2];
 #pragma unroll
     for (int i = 0; i < DQ_M_TILES * 2; i++) {
         if (8 * i >= rows) return;
 #pragma unroll
-        for (int n = 0; n < DQ_N_TILES / 2; n++) { /* four neighbours */
+        for (int n = 0; n < DQ_N_TILES / 2; n++) { /* four adjacent columns */
             const int tile = n / 2 * 4, e = i % 2 * 2 + n % 2;
             const float(*from)[4] = dq->at[i / 2] + tile;
             const float x[4] = {from[0][e], from[1][e], from[2][e], from[3][e]};
@@ -222,7 +225,7 @@ FA_DEVICE void add_to_rows(const fa_backward_params *p, const block_work *w, con
 
 #endif
 
-/* Adds it to the sums in the workspace, `tile` of them. */
+/* Adds it to a tile of the sums in the workspace. */
 FA_DEVICE void add_to_tile(float *tile, const fa_dq *dq, int block, int column)
 {
 #pragma unroll
@@ -232,8 +235,9 @@ FA_DEVICE void add_to_tile(float *tile, const fa_dq *dq, int block, int column)
             add_to_sums(fragment_sums(tile, block + m, column + n), dq->at[m][n]);
 }
 
-/* The dQ of a tile whose dS is complete. Where sums have one order, a warp adds its part behind the same warp of all blocks of key
- * tiles in front. It waits only for blocks of lower numbers, which start no later and do not wait for it. */
+/* Computes dQ of a tile whose dS is complete. If sums have one order, a warp adds its part after
+ * the same warp of all blocks with earlier key tiles. It waits only for blocks of lower numbers,
+ * which start no later and do not wait for it. */
 FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params *s,
                       const block_work *w, uint32_t memory, const tile_cursor *at)
 {
@@ -277,7 +281,8 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
 
 #if SHARED_SCORES
 
-/* Copies what is free of the next tile: its rows, which only weights need, or the warp's own columns. */
+/* Copies the part of the next tile whose buffers are free: its rows, which only weights need, or
+ * the warp's own columns. */
 FA_DEVICE void issue_next(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           const block_work *w, uint32_t memory, const tile_cursor *at, int what)
 {
@@ -289,8 +294,8 @@ FA_DEVICE void issue_next(const fa_backward_params *p, const fa_backward_sm80_pa
 
 #if TAKES_TURNS
 
-/* Copies queries and dout of the next tile, by the warps that have no scores: they would wait for the
- * others' weights. */
+/* Copies queries and dout of the next tile. The warps that have no scores do this: otherwise they
+ * would wait for the others' weights. */
 FA_DEVICE void copy_next(const fa_backward_params *p, const fa_backward_sm80_params *s,
                          const block_work *w, uint32_t memory, const tile_cursor *at)
 {
@@ -308,7 +313,8 @@ FA_DEVICE void copy_next(const fa_backward_params *p, const fa_backward_sm80_par
 
 #endif
 
-/* All warps' weights and dS times dout, queries and keys. Columns that are not there are left out. */
+/* Multiplies all warps' weights and dS by dout, queries and keys. Columns that do not exist are
+ * skipped. */
 FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80_params *s,
                              const block_work *w, thread_state *x, const tile_cursor *at)
 {
@@ -340,7 +346,7 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 #if TAKES_TURNS
         copy_next(p, s, w, x->memory, at);
 #endif
-        __syncthreads(); /* as share_operands */
+        __syncthreads(); /* like share_operands */
     }
     __syncthreads();
     add_gradients(p, s, w, x, at);
@@ -350,7 +356,7 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* Waits until this tile's copies are there and all warps are done with the tile before. */
+/* Waits until this tile's copies have arrived and all warps have finished the previous tile. */
 FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           uint32_t memory, const block_work *w, const tile_cursor *at)
 {
@@ -371,7 +377,7 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     }
 }
 
-/* Whether the warp computes dQ of the tile before in front of a tile. */
+/* Whether the warp computes dQ of the previous tile before this tile's scores. */
 FA_DEVICE bool is_early(void) { return TWO_HALVES && ptx_thread_id() < THREADS / 2; }
 
 /* Issues the first copies. */

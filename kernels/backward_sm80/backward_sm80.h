@@ -1,31 +1,42 @@
 /*
- * What the kernels of backward_sm80 are told, and what follows from the numbers of a variant. Shared by the kernels and the
- * planner.
+ * Parameters of the kernels of backward_sm80, and sizes that follow from the numbers of a variant.
+ * The kernels and the planner share them.
  *
- * Three launches, or four. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
- * summed, and in float32 the parts of queries and dout; `backward_sm80` computes all gradients; `finish` rounds those of the queries. In float32 the sums may be in the
- * caller's dq, and `finish` is not there. Where few key tiles keep few multiprocessors busy, several blocks share one: each takes
- * some of the query heads, and `finish_keys` adds up what they leave of the gradients of keys and values, in one order. The workspace is made of tiles of FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
- * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
+ * There are three or four launches. `prepare` writes each query's log-sum-exp and delta, zeros to
+ * the sums of the gradients of queries, and in float32 the parts of queries and dout;
+ * `backward_sm80` computes all gradients; `finish` rounds those of the queries. In float32 the sums
+ * may be in the caller's dq, and then there is no `finish`. If there are too few key tiles to keep
+ * the multiprocessors busy, several blocks share one: each takes some of the query heads, and
+ * `finish_keys` adds up their sums of the gradients of keys and values, in one order. The workspace
+ * consists of tiles of FA_BACKWARD_SM80_TILE rows; the last tile of a sequence is padded. Tile i of
+ * a sequence has the number that common/packed.h computes, or i; the tiles of a head are
+ * contiguous, and the next head's tiles follow.
  *
- *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them (sums.cuh)
- *   rows   of a tile: for each query the log-sum-exp in units of log 2 (infinity where weights are to be 0), and delta, both as
- *          weights that are larger than they should be want them: less FA_BACKWARD_SM80_WEIGHT_BITS, times 2^-bits
- *   factors   of a tile, where a launch behind `prepare` finds them: what the weights of each query are multiplied by
- *             (weight_sums.cu)
- *   parts   of a tile, in float32: queries and dout as float16 parts, rows of the variant's head dim times 4 bytes
- *           (high_low.cuh); powers: of each query the powers of two of these
- *   key_sums   of a split, and of a block's keys: rows of the variant's head dim in floats, of dK, then of dV
- *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
+ *   sums        of a tile: a float for each query and column, in the order of the accumulators
+ *               (sums.cuh)
+ *   rows        of a tile: for each query the log-sum-exp in units of log 2 (infinity if weights
+ *               must be 0), and delta. Weights are computed 2^FA_BACKWARD_SM80_WEIGHT_BITS times as
+ *               large. So these bits are subtracted from the log-sum-exp, and delta is multiplied
+ *               by 2^-bits
+ *   factors     of a tile, if a launch after `prepare` computes them: the factors of each query's
+ *               weights (weight_sums.cu)
+ *   parts       of a tile, in float32: queries and dout as float16 parts, rows of the variant's
+ *               head dim times 4 bytes (high_low.cuh); powers: the powers of two of each query's
+ *               parts
+ *   key_sums    of a split and a block's keys: rows of the variant's head dim in floats, of dK,
+ *               then of dV
+ *   semaphores  of a tile, if sums have one order: how many blocks have added, for each warp of
+ *               each of the tile's parts
  *
- * Of kernels/variants.h:
+ * Numbers of kernels/variants.h:
  *   keys        of a block
  *   queries     of a tile: FA_BACKWARD_SM80_TILE, or half of it
  *   warps       of a block
  *   group_rows  keys of a warp, or of the warps that share them: 16 or 32
  *   stages      buffers of queries and of dout: 1 or 2
- *   slices      of the head dim, whose products of scores warps share; 0: each warp has scores of its own
- *   blocks      of a multiprocessor, at least, which bounds the registers
+ *   slices      of the head dim, if warps share the products of scores; 0: each warp has its own
+ *               scores
+ *   blocks      of a multiprocessor, at least, which limits the registers
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_BACKWARD_SM80_H
 #define FA_KERNELS_BACKWARD_SM80_BACKWARD_SM80_H
@@ -46,46 +57,50 @@
 
 #define FA_BACKWARD_SM80_THREADS(warps) (32 * (warps))
 
-/* Weights are computed 2 to this power times as large, so that small ones keep their bits in float16, whose numbers end at 2^16
- * and become less exact below 2^-14. */
+/* Weights are computed 2 to this power times as large, so that small ones keep their bits in
+ * float16, which ends at 2^16 and becomes less exact below 2^-14. */
 #define FA_BACKWARD_SM80_WEIGHT_BITS(element) ((element) == FA_ELEMENT_FLOAT16 ? 10 : 0)
 
-/* In float32 scores and dP are 2 to minus this power times what they are (split.cuh). */
+/* In float32, scores and dP are computed 2 to minus this power times as large (split.cuh). */
 #define FA_BACKWARD_SM80_SCORE_BITS 11
 
-/* Warps that share keys: they have shares of the queries and of the columns. */
+/* The number of warps that share keys. Each has a share of the queries and of the columns. */
 #define FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) ((warps) / ((keys) / (group_rows)))
 
 /* Bytes from one row to the next, in whole groups of banks. */
 #define FA_BACKWARD_SM80_PITCH(element, dim) ((FA_ELEMENT_BYTES(element) * (dim) + 127) / 128 * 128)
 
-/* Buffers of dS. In float32 as many as stages: with one the next tile's copies are under way while
- * dQ is made of it. */
+/* Buffers of dS. In float32 there are as many as stages: with one, the next tile's copies are in
+ * progress while dQ is computed from it. */
 #define FA_BACKWARD_SM80_DS_BUFFERS(element, stages) (FA_ELEMENT_BYTES(element) == 4 ? (stages) : 2)
 
-/* Bytes of a stage's factors, in whole groups of banks. Kernels of three products have them. */
+/* Bytes of a stage's factors, in whole groups of banks. Only kernels of three products have
+ * them. */
 #define FA_BACKWARD_SM80_FACTORS(element, queries)                                                 \
     ((element) == FA_ELEMENT_TF32X3 ? ((queries)*4 + 127) / 128 * 128 : 0)
 
-/* Bytes from one row of weights or dS to the next: those of 32 queries at least, as the permutation of their units wants them. */
+/* Bytes from one row of weights or dS to the next: at least those of 32 queries, because the
+ * permutation of units needs them. */
 #define FA_BACKWARD_SM80_SCORE_PITCH(element, queries)                                             \
     (FA_ELEMENT_BYTES(element) * ((queries) > 32 ? (queries) : 32))
 
-/* Bytes of the parts of scores and of dP that slices of the head dim have. */
+/* Bytes of the parts of scores and of dP from slices of the head dim. */
 #define FA_BACKWARD_SM80_SLICES(keys, queries, slices) (2 * (slices) * (keys) * (queries)*4)
 
-/* Whether operands are float16 parts; and whether a warp has scores of its own of these (own_parts.cuh). */
+/* Whether operands are float16 parts; and whether a warp computes whole scores of its own from them
+ * (own_parts.cuh). */
 #define FA_BACKWARD_SM80_HAS_PARTS(element) (FA_ELEMENT_BYTES(element) == 4)
 #define FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)                                            \
     (FA_BACKWARD_SM80_HAS_PARTS(element) && (slices) == 0)
 
-/* One product has no low parts. So rows of queries, dout and dS have room for two tiles, and the second stage takes none. */
+/* One product has no low parts. So rows of queries, dout and dS have room for two tiles, and the
+ * second stage needs no memory. */
 #define FA_BACKWARD_SM80_TAKES_TURNS(element) ((element) == FA_ELEMENT_TF32)
 #define FA_BACKWARD_SM80_ROOM(element, buffers)                                                    \
     (FA_BACKWARD_SM80_TAKES_TURNS(element) ? 1 : (buffers))
 
-/* Bytes of dS and, where warps share keys, of weights, and of dS for dK where it differs from dQ's. Those of wide heads lie where
- * the parts of scores and of dP were. */
+/* Bytes of dS; if warps share keys, also of weights, and of dS for dK if it differs from dS for dQ.
+ * With wide heads these replace the parts of scores and of dP. */
 #define FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices)         \
     ((slices) > 0                                                                                  \
          ? FA_BACKWARD_SM80_SLICES(keys, queries, slices)                                          \
@@ -95,9 +110,10 @@
                                                                   : 1)) *                             \
                (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries))
 
-/* Of float16 parts, bytes of the powers of two of each key and value, and of each query of a stage and its dout. Wide heads also have there
- * what the powers of weights and dS follow from: the largest numbers of tiles of 16 keys and 8 queries,
- * and a factor for each row of a gradient. */
+/* With float16 parts, bytes of the powers of two of each key and value, and of each query of a
+ * stage and its dout. For wide heads, also the numbers from which the powers of weights and dS
+ * follow: the largest numbers of tiles of 16 keys and 8 queries, and a factor for each row of a
+ * gradient. */
 #define FA_BACKWARD_SM80_POWERS(element, keys, queries, stages)                                    \
     (FA_BACKWARD_SM80_HAS_PARTS(element) ? ((keys) + (stages) * (queries)) * 8 : 0)
 #define FA_BACKWARD_SM80_LARGEST(keys, queries, slices)                                            \
@@ -105,8 +121,8 @@
                         (2 * (keys) + (queries)) * 4                                               \
                   : 0)
 
-/* Bytes of the factors of a warp's own parts: of dS for dQ, of each query for each group of warps; where warps share keys,
- * of weights and of dS: of each key for 16 queries. */
+/* Bytes of the factors if a warp has its own parts: of dS for dQ, one for each query and group of
+ * warps; if warps share keys, of weights and of dS, one for each key and 16 queries. */
 #define FA_BACKWARD_SM80_OWN_FACTORS(element, keys, queries, warps, group_rows, stages, slices)    \
     (!FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)                                              \
          ? 0                                                                                       \
@@ -114,8 +130,9 @@
                (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1 ? (queries) / 16 * (keys)*8    \
                                                                     : 0))
 
-/* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows
- * and factors; dS, weights and parts of scores; powers of two and what they follow from. */
+/* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of
+ * dout and of their rows and factors; dS, weights and parts of scores; powers of two and the
+ * numbers from which they follow. */
 #define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages, slices)      \
     ((2 * (keys) + 2 * FA_BACKWARD_SM80_ROOM(element, stages) * (queries)) *                       \
          FA_BACKWARD_SM80_PITCH(element, dim) +                                                    \
@@ -126,46 +143,47 @@
      FA_BACKWARD_SM80_OWN_FACTORS(element, keys, queries, warps, group_rows, stages, slices) +     \
      128)
 
-/* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps
- * a sum for each query, and what rounding has taken from it; powers of two. */
+/* The same for weight_sums: two key tiles; a tile of queries and their rows; for each group of
+ * warps, a sum for each query and its rounding error; powers of two. */
 #define FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(element, dim, keys, queries, group_rows)                 \
     ((2 * (keys) + (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) + (queries)*8 +               \
      (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(element, keys, queries, 1) +    \
      128)
 
-/* Bytes of the float16 parts of queries or of dout, of a tile of the workspace, and of its powers. */
+/* Bytes of the float16 parts of queries or of dout, for a tile of the workspace, and of its
+ * powers. */
 #define FA_BACKWARD_SM80_PART_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
 #define FA_BACKWARD_SM80_POWER_BYTES (FA_BACKWARD_SM80_TILE * 8)
 
-/* What the parts of a query, and of its dout, are multiplied by to be numbers again, times SPLIT_UNIT
+/* The factors that turn the parts of a query, and of its dout, into numbers again, times SPLIT_UNIT
  * (split.cuh). */
 typedef struct fa_backward_sm80_powers {
     float query_inverse, dout_inverse;
 } fa_backward_sm80_powers;
 
-/* Floats that a block leaves of its keys. */
+/* The number of floats that a block writes for its keys. */
 #define FA_BACKWARD_SM80_KEY_SUMS(keys, dim) (2 * (keys) * (dim))
 
-/* Every option that changes scores or weights may be there. 0: none of them. */
+/* Every option that changes scores or weights may be present. 0: none of them. */
 #define FA_BACKWARD_SM80_ALL 1
 
-/* The second parameter of all of them. */
+/* The second parameter of all of these kernels. */
 typedef struct fa_backward_sm80_params {
-    int64_t q_tiles; /* of the workspace, of a head */
-    float *sums;     /* NULL, of float32 alone: the caller's rows of dq are the sums */
+    int64_t q_tiles; /* tiles of the workspace for a head */
+    float *sums;     /* NULL, only in float32: the sums are the caller's rows of dq */
     float *rows;
-    float *factors; /* NULL: all are 1 */
+    float *factors; /* NULL: all factors are 1 */
     char *parts;    /* of a tile's queries, then of its dout; NULL in 16 bits */
     fa_backward_sm80_powers *powers;
     int32_t *semaphores; /* NULL: sums are added in any order */
-    /* Key/value heads of the batch whose blocks take turns; 1: head follows head. */
+    /* Key/value heads of the batch whose blocks take turns; 1: one head after the other. */
     int64_t heads_together;
     int64_t low_parts; /* whether low parts are read */
     /* Blocks that share the keys of a key/value head, each with some of the query heads; keys of a
      * block, and columns of its sums. */
     int32_t splits, keys, head_dim;
     float *key_sums; /* NULL: there is one split */
-    float ds_unit;   /* what dP is multiplied by in dS, in float32 */
+    float ds_unit;   /* the factor of dP in dS, in float32 */
 } fa_backward_sm80_params;
 
 #endif

@@ -1,5 +1,6 @@
 /*
- * The numbers of a variant (kernels/variants.h) and what follows from them. backward_sm80.h says what the numbers are.
+ * The numbers of a variant (kernels/variants.h), which backward_sm80.h explains, and constants that
+ * follow from them.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM80_CONFIG_CUH
@@ -23,15 +24,15 @@
     "backward_sm80: ELEMENT must be FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16, FA_ELEMENT_TF32 or FA_ELEMENT_TF32X3"
 #endif
 
-/* Operands are float32 in memory. They are multiplied as float16 parts, high ones and for three products
- * low ones, times powers of two (high_low.cuh). */
+/* Operands are float32 in memory. They are multiplied as float16 parts times powers of two: high
+ * parts, and for three products also low parts (high_low.cuh). */
 #define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT)
 
-/* Nothing is rounded: each operand is the sum of two float16 numbers, and a product three of theirs.
- * One product has the high numbers alone, which are as exact as tf32. */
+/* Nothing is rounded: each operand is the sum of two float16 numbers, and a product is computed by
+ * three products of these. One product has only the high numbers, which are as exact as tf32. */
 #define THREE_PRODUCTS (ELEMENT == FA_ELEMENT_TF32X3)
 
-/* weight_sums.cu, which has scores and no gradients, defines it as 1. */
+/* weight_sums.cu, which computes scores but no gradients, defines it as 1. */
 #ifndef SCORES_ALONE
 #define SCORES_ALONE 0
 #endif
@@ -41,12 +42,12 @@
 #define SLICES 0
 #endif
 
-/* A warp has scores of its own of such operands (own_parts.cuh). */
+/* A warp computes whole scores of its own from such operands (own_parts.cuh). */
 #define OWN_PARTS FA_BACKWARD_SM80_HAS_OWN_PARTS(ELEMENT, SLICES)
 
-/* One product leaves half of each row without low parts. So rows of queries and dout have room for two
- * tiles, which take turns: the next one is copied while this one is multiplied. So do those of dS
- * where a warp has scores of its own. */
+/* One product has no low parts, so half of each row would be unused. So rows of queries and dout
+ * have room for two tiles, which take turns: the next one is copied while this one is multiplied.
+ * The same holds for rows of dS if a warp has its own scores. */
 #define TAKES_TURNS FA_BACKWARD_SM80_TAKES_TURNS(ELEMENT)
 
 /* Warps share the products of scores (slices.cuh). */
@@ -54,33 +55,34 @@
 
 enum {
     ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
-    VECTOR = 16 / ELEMENT_BYTES,     /* elements of a unit, which is copied at once */
+    VECTOR = 16 / ELEMENT_BYTES,     /* elements of a 16-byte unit */
     STEP = 16,                       /* elements of an mma step */
-    COLUMN_TILES = HIGH_LOW ? 4 : 2, /* of 8 columns, whose rows are loaded at once */
+    COLUMN_TILES = HIGH_LOW ? 4 : 2, /* tiles of 8 columns whose rows are loaded at once */
     THREADS = FA_BACKWARD_SM80_THREADS(WARPS),
     TILE = FA_BACKWARD_SM80_TILE,
-    PARTS = TILE / QUERIES, /* of a tile of the workspace: tiles of queries */
+    PARTS = TILE / QUERIES, /* tiles of queries in a tile of the workspace */
     SPLIT = FA_BACKWARD_SM80_SPLIT(KEYS, WARPS, GROUP_ROWS),
     M_TILES = GROUP_ROWS / 16,
-    /* Of a tile, whose scores a warp computes, or its slice of them. */
+    /* The queries of a tile for which a warp computes scores, or its slice of them. */
     OWN_QUERIES = SHARED_SCORES ? 16 : QUERIES / SPLIT,
-    COLUMNS = HEAD_DIM / SPLIT, /* of dK and dV, which a warp computes */
-    /* Queries whose scores are in registers together: options need registers, too. */
+    COLUMNS = HEAD_DIM / SPLIT, /* columns of dK and dV that a warp computes */
+    /* Queries whose scores are in registers at the same time. Options need registers, too. */
     MOST_QUERIES = OPTIONS && HEAD_DIM != 96 && !SCORES_ALONE ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
-    N_TILES = CHUNK / 8,                          /* of 8 queries of the scores */
-    WEIGHT_M_TILES = SHARED_SCORES ? 1 : M_TILES, /* of the scores that it makes weights of */
+    N_TILES = CHUNK / 8, /* of 8 queries of the scores */
+    /* Tiles of the scores from which it computes weights. */
+    WEIGHT_M_TILES = SHARED_SCORES ? 1 : M_TILES,
     WEIGHT_N_TILES = SHARED_SCORES ? 1 : N_TILES,
-    D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
-    D_TILES = COLUMNS / 8,           /* of 8 columns of dK and dV */
+    D_STEPS = HEAD_DIM / STEP,       /* mma steps along the head dim */
+    D_TILES = COLUMNS / 8,           /* tiles of 8 columns of dK and dV */
     ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes */
     PITCH = FA_BACKWARD_SM80_PITCH(ELEMENT, HEAD_DIM),
     /* Weights and dS are transposed: a row for each key. */
     SCORE_PITCH = FA_BACKWARD_SM80_SCORE_PITCH(ELEMENT, QUERIES),
     DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
     TWO_HALVES =
-        HIGH_LOW ? WARPS > 4 : SPLIT > 1, /* of the warps: one computes dQ later (is_early) */
+        HIGH_LOW ? WARPS > 4 : SPLIT > 1, /* of the warps: one half computes dQ later (is_early) */
     Q_BUFFERS = FA_BACKWARD_SM80_ROOM(ELEMENT, STAGES), /* of queries and of dout */
     KEY_BYTES = KEYS * PITCH,
     Q_BYTES = QUERIES * PITCH,
@@ -101,16 +103,17 @@ static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % (8 *
 static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
 
 enum {
-    /* All weights and dS come from shared memory, not those of a warp's own queries from registers. */
+    /* All weights and dS come from shared memory, including those of a warp's own queries. */
     ALL_SHARED = HIGH_LOW && SPLIT != 1,
-    /* dP waits until dV has its products: parts of weights need its registers. */
+    /* dP is computed after the products of dV, because parts of weights need its registers. */
     LATE_DP = HIGH_LOW && !ALL_SHARED
 };
 static_assert(!OWN_PARTS || SCORES_ALONE || CHUNK % 16 == 0, "whole steps of a warp's own queries");
 static_assert(!OWN_PARTS || SCORES_ALONE || SPLIT == 1 || OWN_QUERIES == 16,
               "where rows are shared, 16 queries have a factor");
 
-/* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */
+/* A tile's dQ: each warp has some rows and columns of it. With 32 rows, each fragment of keys that
+ * is loaded is used for two products. */
 enum {
     DQ_ROWS = QUERIES >= 32 && HEAD_DIM * QUERIES / 32 % (8 * COLUMN_TILES * WARPS) == 0 ? 32 : 16,
     DQ_M_TILES = DQ_ROWS / 16,
@@ -121,7 +124,7 @@ enum {
 static_assert(WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMNS % (8 * COLUMN_TILES) == 0,
               "whole fragments of dQ");
 
-/* Times this a weight is what it should be. */
+/* The factor by which a weight becomes its true value. */
 #define WEIGHT_UNIT (1.0f / (float)(1 << FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT)))
 
 #endif

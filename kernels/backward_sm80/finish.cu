@@ -1,5 +1,6 @@
 /*
- * The last launch of backward_sm80: the sums of dQ, times the scale, become the caller's rows. Bound by memory.
+ * The last launch of backward_sm80: multiplies the sums of dQ by the scale and stores them in the
+ * caller's rows. Bound by memory.
  */
 #include "backward_sm80/backward_sm80.h"
 #include "backward_sm80/sums.cuh"
@@ -11,7 +12,8 @@
 enum {
     TILE = FA_BACKWARD_SM80_TILE,
     THREADS = FA_BACKWARD_SM80_PASS_THREADS,
-    UNITS = TILE / 16 * HEAD_DIM / 32, /* of a warp at a time: 16 queries and 32 columns */
+    /* Units that a warp does at a time: 16 queries and 32 columns. */
+    UNITS = TILE / 16 * HEAD_DIM / 32,
     PASSES = (UNITS + THREADS / 32 - 1) / (THREADS / 32)
 };
 
@@ -30,7 +32,7 @@ FA_DEVICE void store_row(const fa_backward_params *p, const fa_tile *t, int64_t 
                           make_float4(x[n], x[n + 1], x[n + 2], x[n + 3]));
 }
 
-/* Rows behind the last query get zeros, whatever keys they met. */
+/* Rows after the last query get zeros, whatever keys they were multiplied with. */
 FA_DEVICE void store_unit(const fa_backward_params *p, const fa_tile *t, const float4 x[4],
                           int block, int column)
 {
@@ -68,7 +70,7 @@ FA_DEVICE void store_words(const fa_backward_params *p, const fa_tile *t, int64_
         if (exists) fa_scatter_x2(row, column + 8 * n + 2 * lane, p->a.d, x[n]);
 }
 
-/* Rows behind the last query get zeros, whatever keys they met. */
+/* Rows after the last query get zeros, whatever keys they were multiplied with. */
 FA_DEVICE void store_unit(const fa_backward_params *p, const fa_tile *t, const float4 x[4],
                           int block, int column)
 {

@@ -1,6 +1,6 @@
 /*
- * The last launch of backward_sm80, where blocks have shared keys: what they have left is added up, in the order of the splits, and
- * becomes the caller's rows of dK and dV. Bound by memory.
+ * The last launch of backward_sm80, if blocks share keys: adds up the sums that they have left, in
+ * the order of the splits, and stores the caller's rows of dK and dV. Bound by memory.
  */
 #include "backward_sm80/backward_sm80.h"
 #include "common/key_tiles.cuh"
@@ -8,7 +8,7 @@
 
 enum { THREADS = FA_BACKWARD_SM80_PASS_THREADS };
 
-/* The sum of four neighbours. step: floats from a split to the next one. */
+/* The sum of four adjacent elements. step: floats from a split to the next one. */
 FA_DEVICE float4 add_splits(const float *from, int64_t step, int splits)
 {
     float4 x = *(const float4 *)(const void *)from;

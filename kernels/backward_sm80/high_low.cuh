@@ -1,21 +1,24 @@
 /*
- * Float32 operands as float16 parts: high ones, and for three products low ones; and the products of
- * wide heads (own_parts.cuh has the others). Keys and values are split in shared memory, once; queries
- * and dout by `prepare`, so that their rows are copied from the workspace as they are; weights and dS where they are stored. So no
- * product splits anything, 16 elements are multiplied where tf32 has 8, and ldmatrix transposes.
- * docs/kernels/backward_sm80.md has the budget.
+ * Float32 operands as float16 parts, high parts and for three products also low parts; and the
+ * products of wide heads (own_parts.cuh has the others). Keys and values are split once, in shared
+ * memory. `prepare` splits queries and dout, so their rows are copied from the workspace unchanged.
+ * Weights and dS are split when they are stored. So no product splits its operands, 16 elements are
+ * multiplied where tf32 has 8, and ldmatrix can transpose them. docs/kernels/backward_sm80.md has
+ * the budget.
  *
- * 32 columns of a row, 128 bytes, become 64 bytes of high parts and 64 of low ones: a low part is at
- * its high part's address ^ 64. Of these columns, eight units of four, 8 c + i of the parts is number
- * c of unit gradient_unit(i / 2, i % 2): so gradients have their columns in the registers that
- * multiply.cuh says. Sums over the head dim have another order of columns, all operands the same.
+ * 32 columns of a row, 128 bytes, become 64 bytes of high parts and 64 bytes of low parts. The
+ * address of a low part is that of its high part, ^ 64. The 32 columns are eight units of four
+ * columns. Element 8 c + i of the parts is column c of unit gradient_unit(i / 2, i % 2). So the
+ * columns of gradients are in the registers that multiply.cuh specifies. Sums over the head dim
+ * have another order of columns, which is the same for all operands.
  *
- * Before it is split a row is multiplied by a power of two of its own, which brings its largest number
- * near 2^15. So rows of any size may lie beside each other, and large numbers of a key that no query
- * sees take no bits from the others. A product of two rows is multiplied by both inverse powers.
- * Where a product sums over rows, its other operand has their inverse powers: weights those of dout
- * (dV), dS those of queries (dK) or of keys (dQ). So there is a dS for each. Rows of these three have
- * powers of their own, too: the largest number of each is found in each tile.
+ * Before a row is split, it is multiplied by its own power of two, which brings its largest number
+ * near 2^15. So rows of different sizes may be in one tile, and large numbers of a key that no
+ * query sees cost the others no bits. A product of two rows is multiplied by both inverse powers.
+ * If a product sums over rows, its other operand is multiplied by their inverse powers first:
+ * weights by those of dout (dV), dS by those of queries (dK) or of keys (dQ). So dS differs for dK
+ * and dQ. Rows of these three operands have their own powers, too: the largest number of each row
+ * is found in each tile.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_HIGH_LOW_CUH
 #define FA_KERNELS_BACKWARD_SM80_HIGH_LOW_CUH
@@ -39,12 +42,12 @@ typedef struct high_low {
 
 /* ---- Powers of two --------------------------------------------------------------------------- */
 
-/* Inverse powers of keys g and g + 8 and their values, times KEY_UNIT. */
+/* Inverse powers of keys g and g + 8 and of their values, times KEY_UNIT. */
 typedef struct key_powers {
     float key[2], value[2];
 } key_powers;
 
-/* Those of two neighbouring queries and their dout, times SPLIT_UNIT. */
+/* Those of two adjacent queries and of their dout, times SPLIT_UNIT. */
 typedef struct query_powers {
     float query[2], dout[2];
 } query_powers;
@@ -64,8 +67,8 @@ FA_DEVICE query_powers load_query_powers(uint32_t at)
     return powers;
 }
 
-/* Finds the powers of rows of keys or values, a warp for each, and stores their inverses, times
- * KEY_UNIT: of row r at 8 r. */
+/* Finds the powers of rows of keys or values, with a warp for each row, and stores their inverses,
+ * times KEY_UNIT: the one of row r at offset 8 r. */
 FA_DEVICE void find_row_powers(uint32_t inverses, uint32_t at, int rows)
 {
     const int lane = ptx_thread_id() % 32;
@@ -90,7 +93,7 @@ FA_DEVICE void find_row_powers(uint32_t inverses, uint32_t at, int rows)
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-/* Splits a row's 32 columns. at: where they begin; row: its number. */
+/* Splits 32 columns of a row. at: their address; row: its number. */
 FA_DEVICE void split_columns(uint32_t at, int row, float power)
 {
     float x[8][4];
@@ -112,8 +115,8 @@ FA_DEVICE void split_columns(uint32_t at, int row, float power)
     }
 }
 
-/* Splits rows in their place. columns: that there are; behind them are zeros, which stay. Eight lanes
- * that load or store at once have eight rows. */
+/* Splits rows in place. columns: the number of columns that exist; after them there are zeros,
+ * which stay. Eight lanes that load or store at the same time access eight rows. */
 FA_DEVICE void split_rows(uint32_t inverses, uint32_t at, int rows, int columns)
 {
     const int items = (columns + 31) / 32 * rows;
@@ -125,7 +128,8 @@ FA_DEVICE void split_rows(uint32_t inverses, uint32_t at, int rows, int columns)
     }
 }
 
-/* at: of the lane's first fragment; offset: in whole groups of banks. One product has no low parts. */
+/* at: the address of the lane's first fragment; offset: in whole groups of banks. One product has
+ * no low parts. */
 FA_DEVICE void load_high_low(high_low *x, uint32_t at, int offset)
 {
     ptx_ldmatrix_x4(x->high, at + (uint32_t)offset);
@@ -138,17 +142,17 @@ FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at, int offset)
     if (THREE_PRODUCTS) ptx_ldmatrix_x4_trans(x->low, (at ^ 64) + (uint32_t)offset);
 }
 
-/* Columns of two tiles. */
+/* Multiplies columns of two tiles. */
 FA_DEVICE void multiply_pair(float sum[2][4], const uint32_t a[4], const uint32_t b[4])
 {
     ptx_mma_m16n8k16_f16(sum[0], a, b[0], b[1]);
     ptx_mma_m16n8k16_f16(sum[1], a, b[2], b[3]);
 }
 
-/* The product of two operands is the sum of so many of their parts. */
+/* The product of two operands is the sum of this many products of their parts. */
 enum { PRODUCTS = THREE_PRODUCTS ? 3 : 1 };
 
-/* One of them, the smallest first. Columns of two tiles. */
+/* One of these products, the smallest first, for columns of two tiles. */
 FA_DEVICE void multiply_parts(float sum[2][4], const high_low *a, const high_low *b, int product)
 {
     if (product == PRODUCTS - 1) multiply_pair(sum, a->high, b->high);
@@ -159,8 +163,8 @@ FA_DEVICE void multiply_parts(float sum[2][4], const high_low *a, const high_low
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* The products of 32 columns. Sums of three products begin from 0 for each 16. rows, columns: where
- * the lane's fragments of keys and of queries begin. */
+/* The products of 32 columns. With three products, sums start from 0 for each 16 columns. rows,
+ * columns: where the lane's fragments of keys and of queries begin. */
 FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
 {
     high_low b[(N_TILES + 1) / 2];
@@ -192,7 +196,7 @@ FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t col
     }
 }
 
-/* sum += a b. Columns of two tiles. */
+/* sum += a b, for columns of two tiles. */
 FA_DEVICE void multiply_high_low(float sum[2][4], const high_low *a, const high_low *b)
 {
 #pragma unroll
@@ -201,8 +205,9 @@ FA_DEVICE void multiply_high_low(float sum[2][4], const high_low *a, const high_
 
 #if !SCORES_ALONE
 
-/* All queries' products. weights: where the lane's fragments of weights or dS begin; tile: those of
- * dout or of queries, of the warp's share; factors: of the lane's first row of the gradient. */
+/* The products of all queries. weights: where the lane's fragments of weights or dS begin; tile:
+ * where those of dout or of queries begin, of the warp's share; factors: those of the lane's first
+ * row of the gradient. */
 FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t tile,
                                      uint32_t factors)
 {
@@ -234,8 +239,8 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
     }
 }
 
-/* As make_dq. keys: where the lane's fragments of the warp's columns begin; factors: of the lane's
- * first row of dQ. */
+/* Like make_dq. keys: where the lane's fragments of the warp's columns begin; factors: those of the
+ * lane's first row of dQ. */
 FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t factors, int block)
 {
     clear_dq(dq);
@@ -263,8 +268,8 @@ FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t 
 
 /* ---- Weights and dS as operands -------------------------------------------------------------- */
 
-/* What a lane has of the warp's 16 keys and 8 queries, with the inverse powers of the rows that a
- * product sums over: in [2 i + r] of key g + 8 r and query 2 t + i. */
+/* What a lane has of the warp's 16 keys and 8 queries, times the inverse powers of the rows over
+ * which a product sums: element [2 i + r] is key g + 8 r and query 2 t + i. */
 typedef struct fa_operands {
     float dv[4], dk[4], dq[4];
 } fa_operands;
@@ -292,7 +297,7 @@ FA_DEVICE fa_operands make_operands(const tile_part *part, const fa_weights *wei
 
 FA_DEVICE float max_of_sizes(float x, float y) { return fmaxf(fabsf(x), fabsf(y)); }
 
-/* The max of number t of four over four neighbouring lanes, for lane t of them. */
+/* Lane t of four adjacent lanes gets the max of their four numbers t. */
 FA_DEVICE float max_of_own(const float x[4])
 {
     const bool upper = (ptx_thread_id() & 2) != 0, odd = (ptx_thread_id() & 1) != 0;
@@ -303,8 +308,8 @@ FA_DEVICE float max_of_own(const float x[4])
     return fmaxf(odd ? b : a, __shfl_xor_sync(0xffffffffu, odd ? a : b, 1));
 }
 
-/* Stores the largest numbers of the warp's tile: of rows of weights and dS of its keys, and of rows of
- * dS of its queries. */
+/* Stores the largest numbers of the warp's tile: for its keys, of their rows of weights and dS; for
+ * its queries, of their rows of dS. */
 FA_DEVICE void store_largest(uint32_t largest, const tile_part *part, const fa_operands *x)
 {
     const int lane = ptx_thread_id() % 32, t = lane % 4, g = lane / 4;
@@ -338,7 +343,7 @@ FA_DEVICE float load_key_power(uint32_t largest, int key)
 
 static_assert(TILES_DOWN == 2 && TILES_ACROSS % 2 == 0, "largest numbers are loaded together");
 
-/* What all warps have stored. */
+/* Loads the powers that follow from what all warps have stored. */
 FA_DEVICE fa_operand_powers load_operand_powers(uint32_t largest, const tile_part *part)
 {
     const int query = 8 * part->unit + ptx_thread_id() % 4 * 2;
@@ -354,8 +359,8 @@ FA_DEVICE fa_operand_powers load_operand_powers(uint32_t largest, const tile_par
     return powers;
 }
 
-/* For rows of dV and dK by the warps with the tile's first queries, for those of dQ by the warps with
- * the first keys. */
+/* The warps with the tile's first queries store those of rows of dV and dK, and the warps with the
+ * first keys those of rows of dQ. */
 FA_DEVICE void store_factors_of_rows(uint32_t largest, const tile_part *part,
                                      const fa_operand_powers *powers)
 {
@@ -371,7 +376,7 @@ FA_DEVICE void store_factors_of_rows(uint32_t largest, const tile_part *part,
                           find_gradient_factor(g ? powers->dq[1] : powers->dq[0]));
 }
 
-/* Two neighbouring queries of a key, to its row. */
+/* Stores the parts of two adjacent queries in a key's row. */
 FA_DEVICE void store_parts(uint32_t row, int unit, float first, float second)
 {
     const uint32_t at = fragment_at(row, unit);
@@ -380,9 +385,9 @@ FA_DEVICE void store_parts(uint32_t row, int unit, float first, float second)
     if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, low);
 }
 
-/* Weights and dS go to shared memory, a row for each key: for all warps, which need them for dV, dK
- * and dQ. All warps meet once, those that have no tile of them as well: all parts of scores are read
- * then, whose place weights and dS take. */
+/* Stores weights and dS in shared memory, a row for each key: all warps need them for dV, dK and
+ * dQ. All warps synchronize once, including those that have no tile of scores. By then all parts of
+ * scores have been read, and weights and dS overwrite them. */
 FA_DEVICE void share_operands(uint32_t memory, const tile_part *part, const fa_weights *weights,
                               const fa_weights *ds)
 {
@@ -407,7 +412,7 @@ FA_DEVICE void share_operands(uint32_t memory, const tile_part *part, const fa_w
 
 #endif
 
-/* Splits keys and values, once. The copies of all threads are there. */
+/* Splits keys and values, once. The copies of all threads have arrived. */
 FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
 {
     const uint32_t inverses = memory + POWERS_AT + KEY_POWERS;

@@ -1,12 +1,12 @@
 /*
- * Which part of a block's work a thread has, and where things are in shared memory.
+ * Which part of a block's work a thread has, and where data are in shared memory.
  *
- * SPLIT warps share GROUP_ROWS keys. Of a tile each computes the scores of its share of the
- * queries, and of dK and dV its share of the columns.
+ * SPLIT warps share GROUP_ROWS keys. Each computes the scores of its share of a tile's queries, and
+ * its share of the columns of dK and dV.
  *
  * Units of 16 bytes of a row are permuted, so that ldmatrix, which reads one unit of eight rows,
- * meets every bank once: of rows of 128 bytes and multiples of them unit u of row r is at
- * u ^ r % 8, of rows of 64 bytes at u ^ r / 2 % 4.
+ * accesses every bank once. In rows of 128 bytes and multiples of them, unit u of row r is at u ^
+ * r % 8; in rows of 64 bytes, at u ^ r / 2 % 4.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
 #define FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
@@ -19,7 +19,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/thread.cuh"
 
-/* Where things begin. */
+/* Where the buffers begin. */
 enum {
     K_AT = 0,
     V_AT = K_AT + KEY_BYTES,
@@ -30,9 +30,10 @@ enum {
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
     WEIGHTS_AT = DS_AT + FA_BACKWARD_SM80_ROOM(ELEMENT, DS_BUFFERS) * SCORE_BYTES,
-    KEY_DS_AT = WEIGHTS_AT +
-                SCORE_BYTES, /* of a warp's own parts, where warps share keys: dS for dK, apart */
-    /* Of wide heads: dS for dQ, apart; parts of scores, before there are weights and dS. */
+    /* With a warp's own parts, if warps share keys, dS for dK has its own buffer. */
+    KEY_DS_AT = WEIGHTS_AT + SCORE_BYTES,
+    /* With wide heads, dS for dQ has its own buffer, and parts of scores are stored before there
+     * are weights and dS. */
     DQ_DS_AT = WEIGHTS_AT + SCORE_BYTES,
     SLICES_AT = DS_AT,
     POWERS_AT =
@@ -50,21 +51,23 @@ static_assert(DS_AT % 128 == 0, "whole groups of banks");
 static_assert(!SHARED_SCORES || DQ_DS_AT + SCORE_BYTES <= POWERS_AT,
               "weights and dS fit where parts of scores were");
 
-/* Powers of two of float16 parts (high_low.cuh): what the parts are multiplied by to be numbers again.
- * Behind POWERS_AT of each key and its value, then of each query of a stage and its dout. */
+/* Powers of two of float16 parts (high_low.cuh): the factors that turn parts into numbers again.
+ * From POWERS_AT on: those of each key and its value, then those of each query of a stage and its
+ * dout. */
 enum { KEY_POWERS = 0, QUERY_POWERS = KEYS * 8, QUERY_POWER_BYTES = QUERIES * 8 };
 
-/* Behind OWN_FACTORS_AT, what sums of products are multiplied by to be part of a gradient
- * (own_parts.cuh): of dS for dQ, of each query, by groups of keys; of weights, then of dS for dK, of each key, by 16 queries. */
+/* Factors of sums of products when they are added to a gradient (own_parts.cuh). From
+ * OWN_FACTORS_AT on: of dS for dQ, for each query and group of keys; then of weights, and of dS for
+ * dK, for each key and 16 queries. */
 enum {
     DS_FACTOR_BYTES = GROUPS * QUERIES * 4,
     DS_FACTORS_AT = OWN_FACTORS_AT,
     WEIGHT_FACTORS_AT = DS_FACTORS_AT + DS_BUFFERS * DS_FACTOR_BYTES
 };
 
-/* Behind LARGEST_AT, of each key the largest numbers of its row in each tile of 8 queries: of weights,
- * then of dS; of each query those of dS in each tile of 16 keys; what sums of products are multiplied
- * by to be a row of dV, dK or dQ. */
+/* From LARGEST_AT on: for each key, the largest numbers of its row in each tile of 8 queries, of
+ * weights, then of dS; for each query, those of dS in each tile of 16 keys; then the factors of
+ * sums of products for rows of dV, dK and dQ. */
 enum {
     TILES_ACROSS = QUERIES / 8,
     TILES_DOWN = KEYS / 16,
@@ -75,23 +78,25 @@ enum {
     DQ_FACTORS = DK_FACTORS + KEYS * 4
 };
 
-/* What a thread has. Offsets are those that a lane passes to ldmatrix for the first fragment of a tile: of 8 x 8 matrices that
- * go first down and then across (a), or first across and then down (b). */
+/* A thread's part. Offsets are those that a lane passes to ldmatrix for the first fragment of a
+ * tile: of 8 x 8 matrices in the order first down and then across (a), or first across and then
+ * down (b). */
 typedef struct fa_layout {
     uint32_t memory;           /* the address of shared memory, in whole groups of banks */
-    uint32_t a, b;             /* of rows of PITCH bytes */
-    uint32_t score_a, score_b; /* of rows of SCORE_PITCH bytes */
-    uint32_t q; /* of queries where a warp has 8: of four matrices side by side; else b */
+    uint32_t a, b;             /* for rows of PITCH bytes */
+    uint32_t score_a, score_b; /* for rows of SCORE_PITCH bytes */
+    /* For queries: if a warp has 8, of four matrices side by side; otherwise like b. */
+    uint32_t q;
     int lane, warp, group, share; /* share: the warp's number in its group */
 } fa_layout;
 
-/* Whether rows of a tensor are made of whole vectors of 16 bytes, each aligned. */
+/* Whether rows of a tensor consist of whole, aligned vectors of 16 bytes. */
 FA_DEVICE bool has_vectors(const fa_kernel_view *view)
 {
     return HIGH_LOW ? view->vector != 0 : view->vector == 8;
 }
 
-/* The place of unit u among eight of row r. */
+/* The position of unit u of row r, in its group of eight. */
 FA_DEVICE uint32_t permuted(int row, int unit, int pitch)
 {
     return (uint32_t)(pitch == 64 ? unit ^ (row / 2 & 3) : unit ^ (row & 7));
@@ -108,7 +113,7 @@ FA_DEVICE uint32_t find_memory(const void *memory)
     return address + (-address & 127u);
 }
 
-/* Found anew for each tile: products need the registers. */
+/* Computed again for each tile, because products need the registers. */
 FA_DEVICE fa_layout find_layout(uint32_t memory)
 {
     const int thread = ptx_thread_id(), lane = thread % 32;
@@ -128,8 +133,8 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     return l;
 }
 
-/* The address of a fragment whose columns begin at unit `unit`: an even number, or any where the
- * lane's offset is in unit 0. row: where its rows begin. */
+/* The address of a fragment whose columns begin at unit `unit`: an even number, or any number if
+ * the lane's offset is in unit 0. row: where its rows begin. */
 FA_DEVICE uint32_t fragment_at(uint32_t row, int unit)
 {
     return (row ^ (uint32_t)((unit & 7) * 16)) + (uint32_t)(unit / 8 * 128);
@@ -145,16 +150,16 @@ FA_DEVICE uint32_t dout_at(uint32_t memory, int stage)
     return memory + DOUT_AT + (Q_BUFFERS == 2 ? (uint32_t)stage * Q_BYTES : 0);
 }
 
-/* Which half of its rows tile number `count` has, in bytes of each group of banks. */
+/* Which half of its rows tile number `count` uses, as an offset in bytes in each group of banks. */
 FA_DEVICE uint32_t half_of(int count) { return TAKES_TURNS ? (uint32_t)(count & 1) * 64 : 0; }
 
-/* The rows of a tile begin at an address of 16 bytes for two of them: log-sum-exp and delta of each. */
+/* The address of a tile's rows, log-sum-exp and delta of each query: 16 bytes for two queries. */
 FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)
 {
     return memory + ROWS_AT + (uint32_t)stage * ROW_BYTES;
 }
 
-/* Their factors, of three products. */
+/* The address of their factors, with three products. */
 FA_DEVICE uint32_t factors_at(uint32_t memory, int stage)
 {
     return memory + FACTORS_AT + (uint32_t)stage * FACTOR_BYTES;
@@ -171,7 +176,7 @@ FA_DEVICE uint32_t ds_factors_at(uint32_t memory, int count)
     return memory + DS_FACTORS_AT + (DS_BUFFERS == 2 ? (uint32_t)(count & 1) * DS_FACTOR_BYTES : 0);
 }
 
-/* Of 8 columns of float16 parts, the unit of their high parts. */
+/* The unit of the high parts of 8 columns. */
 FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_tile % 4; }
 
 /* dS of tile number `count`. */

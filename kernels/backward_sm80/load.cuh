@@ -1,6 +1,6 @@
 /*
- * Copies to shared memory: keys and values once; of each tile the queries, dout, and their rows. Rows that nobody sees are not
- * read: zeros are stored instead.
+ * Copies to shared memory: keys and values once; for each tile the queries, dout, and their rows.
+ * Rows that no query or key sees are not read: zeros are stored instead.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_LOAD_CUH
 #define FA_KERNELS_BACKWARD_SM80_LOAD_CUH
@@ -25,15 +25,18 @@ enum {
 };
 static_assert(KEYS % ROWS_A_PASS == 0 && QUERIES % ROWS_A_PASS == 0, "whole passes");
 
-/* Rows of a tensor that go to a tile, and which of them are wanted: those in [from, to), counted from the tile's first. */
+/* Rows of a tensor that are copied to a tile, and which of them are needed: those in [from, to),
+ * counted from the tile's first row. */
 typedef struct row_source {
     const char *data; /* of the tile's first row */
-    int64_t pitch;    /* bytes from row to row */
+    int64_t pitch;    /* bytes from a row to the next */
     int columns;      /* of the tensor */
-    bool whole;       /* rows are whole vectors */
+    bool whole;       /* rows consist of whole vectors */
     int from, to;
     const float2 *
-        rows; /* with options: queries whose rows are {infinity, 0} are not wanted either; NULL: all are */
+        /* With options: queries whose rows are {infinity, 0} are not needed either; NULL: all are
+         * needed. */
+        rows;
 } row_source;
 
 FA_DEVICE bool is_wanted(const row_source *from, int row)
@@ -48,8 +51,8 @@ FA_DEVICE bool is_wanted(const row_source *from, int row)
     return true;
 }
 
-/* The elements of a vector one by one, for rows that are not aligned to 16 bytes or end within a
- * vector. */
+/* Loads the elements of a vector one by one, for rows that are not aligned to 16 bytes or that end
+ * within a vector. */
 FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 {
 #if HIGH_LOW
@@ -109,8 +112,8 @@ FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_
 
 #if HIGH_LOW
 
-/* Rows of the workspace that are split already, of the columns that there are. half: of the rows that
- * high parts go to (half_of); threads that copy to the other one have low parts. */
+/* Rows of the workspace that are split already, as many columns as exist. half: the half of the
+ * rows that gets high parts (half_of); threads that copy to the other half have low parts. */
 FA_DEVICE void take_parts(row_source *s, const char *rows, uint32_t half)
 {
     s->data = rows - half;
@@ -119,7 +122,7 @@ FA_DEVICE void take_parts(row_source *s, const char *rows, uint32_t half)
     s->whole = true;
 }
 
-/* Where a tile's rows of queries are; those of dout are FA_BACKWARD_SM80_PART_BYTES behind. */
+/* The address of a tile's rows of queries. Those of dout are FA_BACKWARD_SM80_PART_BYTES later. */
 FA_DEVICE const char *find_parts(const fa_backward_sm80_params *s, const block_work *w,
                                  const tile_cursor *at)
 {
@@ -144,12 +147,13 @@ FA_DEVICE bool has_parts(uint32_t half)
 
 #if HIGH_LOW
 
-/* Units of a row of parts that are copied. One product has no low parts. */
+/* The number of units of a row of parts that are copied. One product has no low parts. */
 enum { PART_VECTORS = THREE_PRODUCTS ? ROW_VECTORS : ROW_VECTORS / 2 };
 
 /* Issues the copy of QUERIES rows of the workspace that are split already; rows without weights are
- * zeros there. columns: that there are; zeros are stored behind them. half: of the rows that high parts go to.
- * thread: of those that copy `together` rows at once, a power of 2. */
+ * zeros there. columns: the number of columns that exist; zeros are stored after them. half: the
+ * half of the rows that gets high parts. thread: its number among the threads that copy `together`
+ * rows at once, a power of 2. */
 FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to, uint32_t half, int thread,
                            int together)
 {
@@ -160,7 +164,7 @@ FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to, uint32_t 
     to += (uint32_t)(first * PITCH + unit / 8 * 128) + permuted(first, unit & 7, PITCH) * 16;
     to ^= half;
 #pragma unroll
-    for (int row = 0; row < QUERIES; row += together) /* behind the thread's first one */
+    for (int row = 0; row < QUERIES; row += together) /* after the thread's first row */
         ptx_cp_async_16((to ^ (uint32_t)((row & 7) * 16)) + (uint32_t)(row * PITCH),
                         from + row * PITCH, inside);
 }
@@ -169,8 +173,8 @@ FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to, uint32_t 
 
 #if SHARED_SCORES
 
-/* Issues the copy of the columns of which the warp computes gradients: behind scores no other warp reads
- * them. */
+/* Issues the copy of the columns for which the warp computes gradients: after the scores no other
+ * warp reads them. */
 FA_DEVICE void issue_own_columns(const row_source *from, uint32_t to)
 {
     enum { LANES = COLUMNS / VECTOR, ROWS = 32 / LANES };
@@ -203,7 +207,7 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
 
 #if OPTIONS
 
-/* Not 0 if the number is not finite; in 16 bits if one of the two is not. */
+/* Not 0 if the number, or in 16 bits one of the two numbers, is not finite. */
 FA_DEVICE uint32_t is_not_finite(uint32_t x)
 {
 #if HIGH_LOW
@@ -213,8 +217,9 @@ FA_DEVICE uint32_t is_not_finite(uint32_t x)
 #endif
 }
 
-/* Keys that are not finite may be hidden by a mask or a bias from all queries, or from some: their weights are 0, and 0 * NaN is
- * NaN. So they become zeros, and scores of them NaN where they are not hidden. */
+/* Keys that are not finite may be hidden by a mask or a bias from some or all queries: their
+ * weights are 0, and 0 * NaN is NaN. So they are cleared, and their scores become NaN unless they
+ * are hidden. */
 FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
 {
     const int lane = threadIdx.x % 32;
@@ -242,8 +247,8 @@ FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
-/* What is copied of a tile: its queries; dout; the rows, with powers of two. Of wide heads, of the first
- * two perhaps the warp's own columns alone. */
+/* The parts of a tile that are copied: its queries; dout; the rows, with powers of two. With wide
+ * heads, queries and dout perhaps only in the warp's own columns. */
 enum { THE_QUERIES = 1, THE_DOUT = 2, THE_ROWS = 4, ALL_OF_TILE = 7, OWN_COLUMNS = 8 };
 
 FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -308,7 +313,7 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
 
 #if THREE_PRODUCTS
 
-/* Without factors all are 1. */
+/* Stores factors of 1, if there are no others. */
 FA_DEVICE void fill_factors(uint32_t memory)
 {
     for (int i = ptx_thread_id(); i < STAGES * QUERIES; i += THREADS)

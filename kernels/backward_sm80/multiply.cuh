@@ -1,10 +1,12 @@
 /*
- * The five products of a tile. A warp's scores are transposed: its keys are the rows, its queries the columns. So weights and dS
- * are in the registers that dV and dK take them from; only what other warps take goes to shared memory.
+ * The five products of a tile. A warp's scores are transposed: its keys are the rows, its queries
+ * the columns. So weights and dS are already in the registers that dV and dK read. Only what other
+ * warps read goes to shared memory.
  *
- *     S^T  = K Q^T       dP^T = V dO^T      where warps share these: slices.cuh
- *     dV  += P^T dO      dK  += dS^T Q      columns of the warp's share; weights of the other queries from shared memory
- *     dQ   = dS K                           from all keys, rows and columns of the warp
+ *     S^T  = K Q^T    dP^T = V dO^T    if warps share these: slices.cuh
+ *     dV  += P^T dO   dK  += dS^T Q    the warp's share of the columns; weights of the other
+ *                                      queries from shared memory
+ *     dQ   = dS K                      from all keys, the warp's rows and columns
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_MULTIPLY_CUH
 #define FA_KERNELS_BACKWARD_SM80_MULTIPLY_CUH
@@ -15,12 +17,13 @@
 
 typedef enum score_kind { SCORES, DP } score_kind;
 
-/* As mma leaves them: with g = lane / 4 and t = lane % 4, queries 8n + 2t + i of key 16m + g + 8r are in [m][n][2r + i]. */
+/* As mma returns them: with g = lane / 4 and t = lane % 4, queries 8n + 2t + i of key 16m + g + 8r
+ * are in [m][n][2r + i]. */
 typedef struct fa_scores {
     float at[WEIGHT_M_TILES][WEIGHT_N_TILES][4];
 } fa_scores;
 
-/* The same, of the keys and queries whose products the warp computes. Where warps share products
+/* The same, of the keys and queries whose products the warp computes. If warps share products,
  * these are parts of the scores of several warps. */
 #if SHARED_SCORES
 typedef struct fa_score_sums {
@@ -30,15 +33,15 @@ typedef struct fa_score_sums {
 typedef fa_scores fa_score_sums;
 #endif
 
-/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In
- * float32 query 8n + 2t + i is in [2i + r]. */
+/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In float32,
+ * query 8n + 2t + i is in [2i + r]. */
 typedef struct fa_weights {
     uint32_t at[WEIGHT_M_TILES][WEIGHT_N_TILES][HIGH_LOW ? 4 : 2];
 } fa_weights;
 
-/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In float32 column
- * 32b + 4 gradient_unit(t, i) + c in [m][4b + c][2r + i]: a thread has two vectors of 32. dQ
- * likewise. */
+/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In float32, column 32b + 4
+ * gradient_unit(t, i) + c is in [m][4b + c][2r + i]: a thread has two vectors of 32. The same holds
+ * for dQ. */
 typedef struct fa_gradient {
     float at[M_TILES][D_TILES][4];
 } fa_gradient;
@@ -49,7 +52,8 @@ typedef struct fa_dq {
 
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
-/* Whether B fragments of queries are loaded for two steps along the columns: those of 8 queries. */
+/* Whether B fragments of queries are loaded for two steps along the columns: they are if a warp has
+ * 8 queries. */
 enum { PAIRS = N_TILES == 1 };
 
 FA_DEVICE void clear_scores(fa_score_sums *s)
@@ -59,9 +63,9 @@ FA_DEVICE void clear_scores(fa_score_sums *s)
         s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
 }
 
-#if !HIGH_LOW /* else own_parts.cuh has the products; where warps share them, high_low.cuh */
+#if !HIGH_LOW /* otherwise own_parts.cuh has the products, or, if warps share them, high_low.cuh */
 
-enum { QUERY_WORDS = PAIRS ? 4 : 2 * N_TILES }; /* of fragments that are loaded together */
+enum { QUERY_WORDS = PAIRS ? 4 : 2 * N_TILES }; /* words of fragments that are loaded together */
 
 FA_DEVICE void load_key_fragments(uint32_t a[M_TILES][4], uint32_t rows, int step)
 {
@@ -77,8 +81,8 @@ FA_DEVICE void load_query_fragments(uint32_t b[QUERY_WORDS], uint32_t columns, i
         ptx_ldmatrix_x4(b + 4 * n, fragment_at(columns + (uint32_t)(n * 16 * PITCH), 2 * step));
 }
 
-/* rows, columns: where the lane's fragments of keys and of queries begin. Fragments are loaded one step ahead of their
- * products. */
+/* rows, columns: where the lane's fragments of keys and of queries begin. Fragments are loaded one
+ * step ahead of their products. */
 FA_DEVICE void make_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
 {
     uint32_t a[2][M_TILES][4], b[2][QUERY_WORDS];
@@ -116,8 +120,8 @@ FA_DEVICE void clear_gradient(fa_gradient *g)
 
 #if !HIGH_LOW
 
-/* Products of STEP queries. tile: where the lane's fragment of the first of them begins, of dout or
- * of queries; unit: of the first column of the warp's share. */
+/* Products of STEP queries. tile: where the lane's fragment of the first of these rows of dout or
+ * of queries begins; unit: of the first column of the warp's share. */
 FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_t tile, int unit)
 {
 #pragma unroll
@@ -132,7 +136,8 @@ FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_
     }
 }
 
-/* The products of the warp's own queries, with weights in registers. tile: of these queries. */
+/* The products of the warp's own queries, with weights in registers. tile: where the rows of these
+ * queries begin. */
 FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t tile, int unit)
 {
 #pragma unroll
@@ -152,7 +157,8 @@ FA_DEVICE void load_weight_fragments(uint32_t a[M_TILES][4], uint32_t weights, i
         ptx_ldmatrix_x4(a[m], fragment_at(weights + (uint32_t)(m * 16 * SCORE_PITCH), 2 * step));
 }
 
-/* The products of all other queries of the tile. weights: where the lane's fragments of the warp's keys begin. */
+/* The products of all other queries of the tile. weights: where the lane's fragments of the warp's
+ * keys begin. */
 FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t tile, int unit,
                                   int share)
 {
@@ -179,8 +185,8 @@ FA_DEVICE void clear_dq(fa_dq *dq)
 
 #if !HIGH_LOW
 
-/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of
- * 16-row block `block` on, and columns of unit `unit` on. */
+/* ds: where the lane's fragments of dS of all queries begin; keys: those of keys. The warp's rows
+ * start at 16-row block `block`, and its columns at unit `unit`. */
 FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int unit)
 {
     clear_dq(dq);

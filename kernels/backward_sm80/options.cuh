@@ -1,8 +1,8 @@
 /*
- * The options that change scores or weights: softcap, ALiBi, bias, boolean mask, dropout. The kernel is compiled without any,
- * or for all of them, each of which may be there or not.
+ * The options that change scores or weights: softcap, ALiBi, bias, boolean mask, dropout. The
+ * kernel is compiled without any option, or for all of them, each of which may be present or not.
  *
- * What is known of an element by one bit is a bit of a word: BIT(n, m, r, i) of [m][n][2r + i].
+ * A set of elements is stored as a word: element [m][n][2r + i] is bit BIT(n, m, r, i).
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_OPTIONS_CUH
 #define FA_KERNELS_BACKWARD_SM80_OPTIONS_CUH
@@ -16,17 +16,17 @@
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
 
-/* Times this scores are what they should be. */
+/* The factor by which scores become their true values. */
 #define INVERSE_SCORE_UNIT (HIGH_LOW ? 1.0f / SCORE_UNIT : 1.0f)
 
-/* What scores are multiplied by, and sums of the gradients of values. */
+/* The factor of scores, and of the sums of the gradients of values. */
 FA_DEVICE float inner_scale(const fa_attention_params *p)
 {
     return OPTIONS && p->softcap > 0.0f ? p->scale / p->softcap * INVERSE_SCORE_UNIT
                                         : p->scale * (FA_LOG2E * INVERSE_SCORE_UNIT);
 }
 
-/* What dP is multiplied by in dS. In float32 a parameter: it takes no register. */
+/* The factor of dP in dS. In float32 it is a parameter, so it takes no register. */
 FA_DEVICE float ds_unit(const fa_backward_sm80_params *s)
 {
     return HIGH_LOW ? s->ds_unit : WEIGHT_UNIT;
@@ -37,8 +37,8 @@ FA_DEVICE float value_scale(const fa_attention_params *p)
     return WEIGHT_UNIT * (OPTIONS && p->dropout_threshold ? p->dropout_scale : 1.0f);
 }
 
-/* 2^exponent. Errors of one product may bring an exponent far above 0 where logits are large: a weight
- * is finite all the same. */
+/* 2^exponent. Errors of one product may raise an exponent far above 0 if logits are large; a weight
+ * must be finite anyway. */
 FA_DEVICE float find_weight(float exponent)
 {
     return ptx_ex2(HIGH_LOW && exponent > 1.0f ? 1.0f : exponent);
@@ -46,11 +46,12 @@ FA_DEVICE float find_weight(float exponent)
 
 #if OPTIONS
 
-/* The scores that a thread has, of a tile or of a chunk of it. */
+/* The options of a thread's scores, of a tile or of a chunk of it. */
 typedef struct tile_options {
-    uint32_t sees; /* pairs of a query and a key that are not hidden, but for a bias of -infinity */
+    /* Pairs of a query and a key that are not hidden, except by a bias of -infinity. */
+    uint32_t sees;
     uint32_t keeps; /* those that dropout keeps */
-    int query, key; /* the thread's first ones: of the sequence; of the block */
+    int query, key; /* the thread's first ones: in the sequence; in the block */
     int head;
 } tile_options;
 
@@ -58,14 +59,14 @@ typedef struct tile_options {
 
 /* ---- What is seen ---------------------------------------------------------------------------- */
 
-/* Of the numbers 8n + i, n < 4, those before `end`: bit 4n of each. */
+/* Bit 4n is set if the number 8n + i, n < 4, is less than `end`. */
 FA_DEVICE uint32_t bits_before(int end, int i)
 {
     const int count = (end - i + 7) >> 3;
     return 0x1111u & ((1u << 4 * (count < 0 ? 0 : count > 4 ? 4 : count)) - 1);
 }
 
-/* By position and lengths. */
+/* What queries see by position and lengths. */
 FA_DEVICE uint32_t find_seen(const block_work *w, int query, int key)
 {
     uint32_t sees = 0;
@@ -82,7 +83,7 @@ FA_DEVICE uint32_t find_seen(const block_work *w, int query, int key)
     return sees;
 }
 
-/* The sequence and head, for functions that are told no more of a tile. */
+/* The sequence with the tile's head, for functions that get no other description of the tile. */
 FA_DEVICE fa_tile sequence_of(const block_work *w, const tile_options *o)
 {
     fa_tile t;
@@ -99,7 +100,8 @@ FA_DEVICE int64_t first_index(const fa_kernel_view *view, const block_work *w,
     return fa_score_index(view, &t, o->query, w->keys.first + o->key + 8 * mr);
 }
 
-/* Takes away what the mask hides; what is hidden already is not read. */
+/* Clears the bits of elements that the mask hides. Elements that are hidden already are not
+ * read. */
 FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, const tile_options *o)
 {
     uint32_t sees = o->sees;
@@ -121,8 +123,9 @@ FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, co
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
-/* A block of random bits has those of a query and of all of a thread's keys, for two lanes, which differ in bit 2: their
- * keys are neighbours. So each of the two computes the blocks of every second query, i, and they exchange what they find. */
+/* A block of random bits covers a query and all of a thread's keys, for two lanes that differ in
+ * bit 2, whose keys are adjacent. So each of the two computes the blocks of every second query, i,
+ * and they exchange their results. */
 FA_DEVICE uint32_t find_kept(const fa_attention_params *p, const block_work *w,
                              const tile_options *o)
 {
@@ -167,7 +170,8 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
-/* Scores whose options are applied together: fragment m of the keys, and those of the queries from n on. */
+/* Scores whose options are applied together: fragment m of the keys, and those of the queries from
+ * n on. */
 enum { GROUP = WEIGHT_N_TILES < 2 ? WEIGHT_N_TILES : 2 };
 
 typedef struct score_group {
@@ -175,11 +179,11 @@ typedef struct score_group {
     int m, n;
 } score_group;
 
-/* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
- * which are 0, it would make NaN of. */
+/* NaN for a key that is not finite. Its row in shared memory is 0, because it may be hidden from
+ * some queries: their weights of it are 0, and 0 times NaN would be NaN. */
 FA_DEVICE float find_poison(const block_work *w, int key) { return w->bad_keys[key] ? NAN : 0.0f; }
 
-/* Scores become exponents of 2. slopes: the derivative of the softcap. */
+/* Replaces scores by exponents of 2. slopes: the derivative of the softcap. */
 FA_DEVICE void cap_scores(const fa_attention_params *p, const block_work *w, const tile_options *o,
                           const score_group *g, float slopes[GROUP][4], float scale)
 {
@@ -214,7 +218,7 @@ FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, cons
     }
 }
 
-/* The compiler knows dtype. A bias that is not seen is not read. */
+/* The compiler knows dtype. A bias that no query sees is not read. */
 FA_DEVICE void add_bias_of(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
                            const score_group *g, int dtype)
 {
@@ -243,7 +247,7 @@ FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const t
 
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
-/* Scores become logits, in exponents of 2. slopes: the derivative of the softcap. */
+/* Replaces scores by logits, as exponents of 2. slopes: the derivative of the softcap. */
 FA_DEVICE void make_logits(const fa_attention_params *p, const block_work *w, const tile_options *o,
                            const score_group *g, float slopes[GROUP][4], float scale)
 {
@@ -252,7 +256,7 @@ FA_DEVICE void make_logits(const fa_attention_params *p, const block_work *w, co
     if (p->bias.data) add_bias(&p->bias, w, o, g);
 }
 
-/* What is hidden has the weight 0, whatever the score and the log-sum-exp. */
+/* A hidden element has the weight 0, whatever its score and the log-sum-exp are. */
 FA_DEVICE float weigh_score(float score, bool sees, float lse)
 {
 #if THREE_PRODUCTS
@@ -263,7 +267,8 @@ FA_DEVICE float weigh_score(float score, bool sees, float lse)
     return logit == -INFINITY ? 0.0f : find_weight(logit - lse);
 }
 
-/* Scores become weights, packed without those that are dropped, and weights times the softcap's slope, of which dS is made. */
+/* Replaces scores by two results: packed weights without those that are dropped, and weights times
+ * the softcap's slope, from which dS is computed. */
 FA_DEVICE void weigh_group(const tile_options *o, const score_group *g, float slopes[GROUP][4],
                            fa_weights *weights, uint32_t rows, uint32_t factors)
 {
@@ -315,7 +320,7 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const block_work
     }
 }
 
-/* What dropout leaves of dP. A product with a dropped weight's dP is 0, whatever dP. */
+/* Applies dropout to dP. The product of a dropped weight and its dP is 0, whatever dP is. */
 FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *o, fa_scores *dp)
 {
     if (!p->dropout_threshold) return;

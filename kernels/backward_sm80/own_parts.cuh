@@ -1,15 +1,18 @@
 /*
- * The products of a tile by float16 parts, one or three for each of float32, where a warp has scores
- * of its own (head dims to 256). high_low.cuh says where parts lie and what their powers of two are.
+ * The products of a tile by float16 parts, one or three for each float32 product, if a warp has its
+ * own scores (head dims to 256). high_low.cuh explains where parts are and what their powers of two
+ * are.
  *
- *     S, dP        a sum is multiplied by the inverse powers of its key and then its query (split.cuh)
- *     dV = P^T dO  weights have the inverse powers of dO's rows; a row of them, of a key, has a power
- *     dK = dS^T Q  likewise, those of queries
- *     dQ = dS K    likewise, those of keys; a row is of a query and of the warp's own keys
+ *     S, dP        a sum is multiplied by the inverse powers of its key and then its query
+ *                  (split.cuh)
+ *     dV = P^T dO  weights have the inverse powers of dO's rows; each key's row of weights has a
+ *                  power of its own
+ *     dK = dS^T Q  likewise, with the inverse powers of queries
+ *     dQ = dS K    likewise, with those of keys; a row is a query's, of the warp's own keys
  *
- * A warp knows the largest numbers of these rows before it splits them: lanes exchange them. So each
- * warp has powers of its own. Their inverses are factors of sums when these are added to a
- * gradient: the addition becomes a multiply-add.
+ * A warp knows the largest numbers of these rows before it splits them, because lanes exchange
+ * them. So each warp has its own powers. Their inverses are the factors of sums when these are
+ * added to a gradient: the addition becomes a multiply-add.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_OWN_PARTS_CUH
 #define FA_KERNELS_BACKWARD_SM80_OWN_PARTS_CUH
@@ -27,7 +30,7 @@
 
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
-/* The products of 16 columns. Sums of three products begin from 0. */
+/* The products of 16 columns. With three products, sums start from 0. */
 FA_DEVICE void add_score_step(fa_score_sums *s, uint32_t rows, uint32_t columns)
 {
     high_low a[M_TILES];
@@ -52,7 +55,7 @@ FA_DEVICE void add_score_step(fa_score_sums *s, uint32_t rows, uint32_t columns)
     }
 }
 
-/* In a turn of the loop: more would take more registers than there are. */
+/* In one iteration of the loop: with more, there would not be enough registers. */
 enum { SCORE_STEPS = M_TILES == 1 ? 4 : 2 };
 
 /* rows, columns: where the lane's fragments of keys and of queries begin. */
@@ -66,7 +69,7 @@ FA_DEVICE void make_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
     }
 }
 
-/* part: of powers. */
+/* part: the addresses of powers. */
 FA_DEVICE void scale_scores(fa_scores *s, const tile_part *part, score_kind kind)
 {
     key_powers keys[M_TILES];
@@ -88,7 +91,7 @@ FA_DEVICE void scale_scores(fa_scores *s, const tile_part *part, score_kind kind
 
 #if !SCORES_ALONE
 
-/* Some tiles of accumulators whose products follow each other, so that none waits for its own sum. */
+/* The numbers of accumulator tiles whose products alternate, so that none waits for its own sum. */
 enum { ROW_TOGETHER = M_TILES == 1 ? 4 : 2, DQ_TOGETHER = DQ_M_TILES == 1 ? 4 : 2 };
 static_assert(D_TILES % ROW_TOGETHER == 0 && DQ_N_TILES % DQ_TOGETHER == 0, "whole groups");
 
@@ -100,7 +103,8 @@ typedef struct row_parts {
     float factors[M_TILES][2];
 } row_parts;
 
-/* Splits weights, which are multiplied with dout's rows, or dS, with those of queries. Four lanes have a row. */
+/* Splits weights, which are multiplied with dout's rows, or dS, which is multiplied with rows of
+ * queries. Four lanes share a row. */
 FA_DEVICE void make_row_parts(row_parts *to, const fa_weights *x, const tile_part *part,
                               bool of_dout)
 {
@@ -110,7 +114,7 @@ FA_DEVICE void make_row_parts(row_parts *to, const fa_weights *x, const tile_par
         const query_powers powers = load_query_powers(part->query_powers + 64 * (uint32_t)n);
         const float *inverses = of_dout ? powers.dout : powers.query;
 #pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++) { /* query i / 2 of two, key g or g + 8 */
+        for (int i = 0; i < M_TILES * 4; i++) { /* one of two queries, key g or g + 8 */
             const int m = i / 4, r = i % 2;
             y[m][n][i % 4] = fa_bits_float(x->at[m][n][i % 4]) * inverses[i % 4 / 2];
             largest[m][r] = fmaxf(largest[m][r], fabsf(y[m][n][i % 4]));
@@ -131,8 +135,8 @@ FA_DEVICE void make_row_parts(row_parts *to, const fa_weights *x, const tile_par
     }
 }
 
-/* g += the products of a chunk. tile: where the lane's fragments of its rows of dout or queries
- * begin, in the warp's columns. */
+/* Adds the products of a chunk to g. tile: where the lane's fragments of the chunk's rows of dout
+ * or queries begin, in the warp's columns. */
 FA_DEVICE void add_row_parts(fa_gradient *g, const row_parts *x, uint32_t tile)
 {
 #pragma unroll
@@ -161,8 +165,9 @@ FA_DEVICE void add_row_parts(fa_gradient *g, const row_parts *x, uint32_t tile)
     }
 }
 
-/* To shared memory, a row for each key, where warps share keys. to: where the lane's word of the
- * first key and of query 0 of the tile goes; factors: where that of the lane's first key goes. */
+/* Stores parts in shared memory, a row for each key, if warps share keys. to: the address of the
+ * lane's word of its first key and the tile's query 0; factors: the address for the factor of the
+ * lane's first key. */
 FA_DEVICE void share_row_parts(const row_parts *x, const tile_part *part, uint32_t to,
                                uint32_t factors)
 {
@@ -181,10 +186,10 @@ FA_DEVICE void share_row_parts(const row_parts *x, const tile_part *part, uint32
 }
 
 /* The products of all queries, whose weights or dS are shared. x: where the lane's fragments of the
- * group's keys begin; factors: of the lane's first key; tile: as above. */
+ * group's keys begin; factors: those of the lane's first key; tile: as above. */
 FA_DEVICE void add_shared_rows(fa_gradient *g, uint32_t x, uint32_t factors, uint32_t tile)
 {
-#pragma unroll 1 /* chunks side by side would take more registers than there are */
+#pragma unroll 1 /* unrolled chunks would need more registers than there are */
     for (int chunk = 0; chunk < QUERIES / CHUNK; chunk++) {
         row_parts parts;
 #pragma unroll
@@ -204,7 +209,8 @@ FA_DEVICE void add_shared_rows(fa_gradient *g, uint32_t x, uint32_t factors, uin
 
 /* ---- dQ = dS K ------------------------------------------------------------------------------- */
 
-/* The larger of two lanes' numbers: the lanes whose number has the bit get the second half. */
+/* Exchanges numbers of two lanes and keeps the larger ones. The lane with the bit keeps the second
+ * half. */
 FA_DEVICE void halve_maxima(float *x, int count, int bit)
 {
     const bool upper = (ptx_thread_id() & bit) != 0;
@@ -215,12 +221,12 @@ FA_DEVICE void halve_maxima(float *x, int count, int bit)
     }
 }
 
-/* Stores the factor of each query of the chunk. largest: of the lane's keys, of queries 8n + 2t + i in
- * [2n + i]; it is overwritten. All lanes' stores are there behind it. */
+/* Stores the factor of each query of the chunk. largest: of the lane's keys, of queries 8n + 2t + i
+ * in [2n + i]; it is overwritten. Afterwards all lanes' stores are visible. */
 FA_DEVICE void share_ds_factors(float largest[2 * N_TILES], uint32_t factors)
 {
     const int group = ptx_thread_id() % 32 / 4;
-    int query = group; /* the lane's one of [2n + i] */
+    int query = group; /* the lane's element of [2n + i] */
     halve_maxima(largest, 2 * N_TILES, 16);
     halve_maxima(largest, N_TILES, 8);
     if (N_TILES == 4) halve_maxima(largest, 2, 4);
@@ -234,7 +240,7 @@ FA_DEVICE void share_ds_factors(float largest[2 * N_TILES], uint32_t factors)
     __syncwarp();
 }
 
-/* Splits dS, which is multiplied with rows of keys, and shares it. */
+/* Splits dS, which is multiplied with rows of keys, and stores it for all warps. */
 FA_DEVICE void share_ds(const fa_weights *ds, const tile_part *part)
 {
     float x[M_TILES][N_TILES][4], largest[2 * N_TILES];
@@ -266,8 +272,8 @@ FA_DEVICE void share_ds(const fa_weights *ds, const tile_part *part)
     }
 }
 
-/* As make_dq. keys: where the lane's fragments of the warp's columns begin; factors: of the lane's first
- * query. */
+/* Like make_dq. keys: where the lane's fragments of the warp's columns begin; factors: those of the
+ * lane's first query. */
 FA_DEVICE void make_own_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t factors, int block)
 {
     enum { GROUP_STEPS = GROUP_ROWS / 16 };

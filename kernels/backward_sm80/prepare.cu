@@ -1,6 +1,7 @@
 /*
- * The first launch of backward_sm80: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ; in float32
- * the float16 parts of queries and dO, and their powers of two. Bound by memory.
+ * The first launch of backward_sm80: computes the log-sum-exp and delta of a tile of queries, and
+ * clears the sums of dQ; in float32 it also stores the float16 parts of queries and dO, and their
+ * powers of two. Bound by memory.
  */
 #include "backward_sm80/backward_sm80.h"
 #include "backward_sm80/split.cuh"
@@ -26,8 +27,9 @@ enum {
     SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM)
 };
 
-/* Rows that weights are 0 in have the log-sum-exp infinity: those without keys, and those behind the last query. One that
- * is infinity is that of infinite scores, whose weights are not numbers. */
+/* The log-sum-exp is infinity for rows whose weights must be 0: those without keys, and those after
+ * the last query. If the caller's log-sum-exp is infinity, then the scores are infinite and weights
+ * are NaN. */
 FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_backward_sm80_params *s,
                              const fa_tile *t, int64_t i, float product)
 {
@@ -42,7 +44,7 @@ FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_backward_sm80
     return make_float2(fmaf(lse, FA_LOG2E, (float)-bits), delta / (float)(1 << bits));
 }
 
-/* Whether rows are made of whole vectors, each aligned. */
+/* Whether rows consist of whole, aligned vectors. */
 FA_DEVICE bool has_vectors(const fa_kernel_view *view)
 {
     return VECTOR == 4 ? view->vector != 0 : view->vector == 8;
@@ -109,7 +111,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm
         prepare_passes(p, s, t, rows, first + pass * ROWS_A_PASS);
 }
 
-/* Any other rows: a warp each. */
+/* All other rows: a warp for each. */
 FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_params *s,
                             const fa_tile *t, float2 *rows)
 {
@@ -123,7 +125,7 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_
 
 #if FA_ELEMENT_BYTES(ELEMENT) == 4
 
-/* Zeros in the caller's rows of dq, where they are the sums: those behind the last query keep
+/* Stores zeros in the caller's rows of dq, if these are the sums. Rows after the last query keep
  * them. */
 FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
 {
@@ -141,15 +143,15 @@ FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
 
 /* ---- Queries and dout as float16 parts ------------------------------------------------------- */
 
-/* A lane takes one number of each unit of 32 columns, which together are a unit of high parts and one
- * of low ones: so many times. */
+/* A lane processes one number of each unit of 32 columns, which together are a unit of high parts
+ * and one of low parts. It does this LANE_ITEMS times. */
 enum { ROW_ITEMS = HEAD_DIM / 32 * 4, LANE_ITEMS = (ROW_ITEMS + 31) / 32 };
 
 typedef struct row_numbers {
     float at[LANE_ITEMS][8];
 } row_numbers;
 
-/* Whether a row of the tile has weights. Others may hold anything, and become zeros. */
+/* Whether a row of the tile has weights. Other rows may hold anything, and become zeros. */
 FA_DEVICE bool has_weights(const float2 *rows, int row) { return rows[row].x != INFINITY; }
 
 FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa_tile *t, int row,
@@ -188,7 +190,8 @@ FA_DEVICE float split_row(const row_numbers *x, int columns, char *to, bool has_
     return invert_power(power) * SPLIT_UNIT;
 }
 
-/* A warp takes a row. rows: of the tile, which the block has written. Both loads are issued before the first is used. */
+/* Each warp does a row at a time. rows: of the tile, which the block has written. Both loads are
+ * issued before the first is used. */
 FA_DEVICE void split_tiles(const fa_backward_params *p, const fa_backward_sm80_params *s,
                            const fa_tile *t, const float2 *rows, int64_t number)
 {

@@ -1,13 +1,13 @@
 /*
- * Scores of wide heads, in float32. Shared memory has room for only a few such wide rows. A warp with
- * scores of its own would have at most 8 queries, and load more than one operand for each product. So
- * warps share the products: a warp has all keys, SLICE_QUERIES queries and a slice of the head dim, half of
- * the warps of S, the others of dP. The parts meet in shared memory, in the order of the accumulators
- * that hold them. Then a warp adds up the parts of 16 keys and 8 queries, and makes weights and dS of
- * them.
+ * Scores of wide heads, in float32. Shared memory has room for only a few such wide rows. If each
+ * warp had its own scores, it would have at most 8 queries, and would load more than one operand
+ * for each product. So warps share the products: a warp has all keys, SLICE_QUERIES queries and a
+ * slice of the head dim. Half of the warps compute parts of S, the others parts of dP. The parts
+ * are stored in shared memory, in the order of the accumulators. Then a warp adds up the parts of
+ * 16 keys and 8 queries, and computes weights and dS from them.
  *
- * Slices are equal parts of the columns that there are, in units of 32. Their order is that of the
- * sum: weight_sums.cu has the same bits.
+ * Slices are equal parts of the columns that exist, in units of 32. Sums are computed in their
+ * order. weight_sums.cu computes the same bits.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_SLICES_CUH
 #define FA_KERNELS_BACKWARD_SM80_SLICES_CUH
@@ -24,7 +24,7 @@
 enum { SLICE_COLUMNS = 32, SLICE_BYTES = SLICE_COLUMNS * ELEMENT_BYTES };
 static_assert(HIGH_LOW && HEAD_DIM % SLICE_COLUMNS == 0, "whole units");
 
-/* The unit of 32 columns with which a slice of so many columns begins. */
+/* The unit of 32 columns with which a slice of this many columns begins. */
 FA_DEVICE int find_slice(int slice, int columns)
 {
     return (columns + SLICE_COLUMNS - 1) / SLICE_COLUMNS * slice / SLICES;
@@ -62,7 +62,8 @@ FA_DEVICE uint32_t slice_at(uint32_t memory, score_kind kind, int slice, int til
                       ptx_thread_id() % 32 * 16);
 }
 
-/* Computes the warp's slice of S or dP of tile number `count` and shares it. d, d_v: columns that there are. */
+/* Computes the warp's slice of S or dP of tile number `count` and stores it for the other warps. d,
+ * d_v: the numbers of columns that exist. */
 FA_DEVICE void share_slice(uint32_t memory, int count, int d, int d_v)
 {
     const fa_layout layout = find_layout(memory), *l = &layout;

@@ -1,5 +1,6 @@
 /*
- * The gradients of a block's keys or values, from accumulators to the caller's rows, or to those of its split.
+ * Stores the gradients of a block's keys or values: from accumulators to the caller's rows, or to
+ * those of its split.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_STORE_CUH
 #define FA_KERNELS_BACKWARD_SM80_STORE_CUH
@@ -12,14 +13,14 @@
 
 /* Rows of the block's keys, of one gradient. */
 typedef struct gradient_rows {
-    char *first;  /* NULL: not wanted */
+    char *first;  /* NULL: the gradient is not wanted */
     int64_t step; /* bytes from a row to the next */
     int count, columns;
-    bool whole;  /* they are made of aligned vectors */
+    bool whole;  /* rows consist of aligned vectors */
     bool floats; /* they are sums in float32, whatever the type of the gradient */
 } gradient_rows;
 
-/* key_sums: of the block's split; NULL: there is one. */
+/* key_sums: of the block's split; NULL: there is one split. */
 FA_DEVICE gradient_rows find_gradient_rows(const fa_key_tile *k, const fa_kernel_view *view,
                                            float *key_sums, int columns)
 {
@@ -48,7 +49,7 @@ FA_DEVICE void store_gradient(const gradient_rows *rows, const fa_gradient *g, c
         if (row >= rows->count) continue;
         char *to = rows->first + row * rows->step;
 #pragma unroll
-        for (int n = 0; n < D_TILES / 2; n++) { /* four neighbours */
+        for (int n = 0; n < D_TILES / 2; n++) { /* four adjacent columns */
             const int tile = n / 2 * 4, e = i % 2 * 2 + n % 2;
             const float(*x)[4] = g->at[i / 2] + tile;
             fa_store4_float32(
@@ -61,7 +62,8 @@ FA_DEVICE void store_gradient(const gradient_rows *rows, const fa_gradient *g, c
 
 #else
 
-/* Four words of a row, of the blocks of columns 8n to 8n + 31; `row` may be NULL: then lanes only exchange. */
+/* Stores four words of a row, of the blocks of columns 8n to 8n + 31. `row` may be NULL: then lanes
+ * only exchange words. */
 FA_DEVICE void store_words(char *row, uint32_t x[4], int column, int columns, bool whole)
 {
     const int t = threadIdx.x % 4;
@@ -76,7 +78,7 @@ FA_DEVICE void store_words(char *row, uint32_t x[4], int column, int columns, bo
         if (row) fa_scatter_x2(row, column + 8 * i + 2 * t, columns, x[i]);
 }
 
-/* Two words of a row where no four are left. */
+/* Stores the last two words of a row, if no four are left. */
 FA_DEVICE void store_two_words(char *row, const uint32_t x[2], int column, int columns)
 {
 #pragma unroll

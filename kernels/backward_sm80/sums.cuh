@@ -1,11 +1,11 @@
 /*
- * The sums of dQ. In the workspace they lie in the order of the accumulators that hold them, so
- * that a warp adds to whole lines of memory. A tile of TILE queries is made of fragments of 16
- * queries and 8 columns: those of the first columns, then those of the next. Of a fragment each lane
- * has four numbers, as mma leaves them. They lie together where four can be added at once, from
- * Hopper on; elsewhere all lanes' first ones, then all second ones.
+ * The sums of dQ. In the workspace they are in the order of the accumulators, so that a warp adds
+ * to whole lines of memory. A tile of TILE queries consists of fragments of 16 queries and 8
+ * columns: those of the first columns, then those of the next ones. Each lane has four numbers of a
+ * fragment, as mma returns them. If four can be added at once, from Hopper on, they are contiguous;
+ * otherwise all lanes' first numbers come first, then all second ones.
  *
- * Of float32 the caller's rows of dq may be the sums themselves. Then dS has the scale already.
+ * In float32 the caller's rows of dq may be the sums themselves. Then dS has the scale already.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_SUMS_CUH
 #define FA_KERNELS_BACKWARD_SM80_SUMS_CUH
@@ -27,7 +27,7 @@ FA_DEVICE bool is_in_place(const fa_backward_sm80_params *s)
     return FA_ELEMENT_BYTES(ELEMENT) == 4 && !s->sums;
 }
 
-/* What dS is multiplied by where it is made, and what dK at the end. */
+/* The factor of dS when it is computed, and the factor of dK at the end. */
 FA_DEVICE float ds_scale(const fa_attention_params *p, const fa_backward_sm80_params *s)
 {
     return is_in_place(s) ? p->scale : 1.0f;
@@ -38,15 +38,16 @@ FA_DEVICE float dk_scale(const fa_attention_params *p, const fa_backward_sm80_pa
     return is_in_place(s) ? 1.0f : p->scale;
 }
 
-/* The tile of the workspace that is a block's of the launches around backward_sm80: a head's last tile comes first. */
+/* A block's tile of the workspace, in the launches before and after backward_sm80. A head's last
+ * tile comes first. */
 FA_DEVICE int64_t find_own_tile(const fa_backward_sm80_params *s, int64_t block)
 {
     const int64_t outer = block / s->q_tiles;
     return outer * s->q_tiles + s->q_tiles - 1 - (block - outer * s->q_tiles);
 }
 
-/* In float32 lane t of four has of 32 columns of a gradient these two units of 16 bytes. So where
- * all four store or add one of theirs they meet whole sectors of 32 bytes. */
+/* In float32, lane t of four has these two units of 16 bytes of 32 columns of a gradient. So if all
+ * four lanes store or add one of their units, they access whole sectors of 32 bytes. */
 FA_DEVICE int gradient_unit(int t, int i) { return i ? 4 + (t ^ 1) : t; }
 
 enum { SUMS_OF_FRAGMENT = 128, ROW_FRAGMENTS = FA_BACKWARD_SM80_TILE / 16 };
@@ -68,7 +69,8 @@ FA_DEVICE void add_to_sums(float *sums, const float x[4])
 #endif
 }
 
-/* Four neighbours of a row of so many columns. whole: the row is made of aligned vectors. */
+/* Adds four adjacent elements to a row of this many columns. whole: the row consists of aligned
+ * vectors. */
 FA_DEVICE void add_to_row(float *row, bool whole, int column, int columns, const float x[4])
 {
     if (whole) {

@@ -8,26 +8,27 @@
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/work.cuh"
 
-/* Where a warp's part of a tile is in shared memory. keys, queries, own_queries: where the lane's fragments begin; those of values and
- * of dout are V_AT and Q_TO_DOUT behind. */
+/* Addresses of a warp's part of a tile in shared memory. keys, queries, own_queries: where the
+ * lane's fragments begin; those of values and of dout are V_AT and Q_TO_DOUT bytes later. */
 typedef struct tile_part {
     uint32_t keys;          /* the warp's, as rows of scores */
     uint32_t queries;       /* those of a chunk, as columns of scores */
     uint32_t own_queries;   /* the same, as rows of a product */
     uint32_t rows, factors; /* of the lane's first query of the chunk */
     uint32_t key_powers,
-        query_powers; /* of float16 parts: of the lane's first key, and that query */
+        query_powers; /* of float16 parts: of the lane's first key, and of that query */
     uint32_t weight_factors, ds_factors; /* of a warp's own parts: the same */
-    int query, key;                      /* the lane's first ones: of the sequence; of the block */
-    int unit;                            /* of the chunk's first query in a row of weights and dS */
-    int column_unit;                     /* of the warp's first column */
-    uint32_t weights_word, ds_word;      /* where the lane stores them */
+    /* The thread's first ones: in the sequence; in the block. */
+    int query, key;
+    int unit;                       /* of the chunk's first query in a row of weights and dS */
+    int column_unit;                /* of the warp's first column */
+    uint32_t weights_word, ds_word; /* where the lane stores them */
 } tile_part;
 
 FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
 {
     const fa_layout layout = find_layout(memory), *l = &layout;
-    /* Where warps share scores: of the tile that it makes weights of. */
+    /* If warps share scores: of the tile for which it computes weights. */
     const int first =
         SHARED_SCORES ? l->warp % (QUERIES / 8) * 8 : l->share * OWN_QUERIES + chunk * CHUNK;
     const int first_key = SHARED_SCORES ? l->warp / (QUERIES / 8) * 16 : l->group * GROUP_ROWS;

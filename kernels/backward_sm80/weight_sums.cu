@@ -1,23 +1,25 @@
 /*
- * The launch between prepare and backward_sm80 where three products make one: of each query the factor of its weights.
+ * The launch between prepare and backward_sm80 with three products for each float32 product:
+ * computes the factor of each query's weights.
  *
- * Weights are exp(S - lse). The log-sum-exp is of the forward pass, whose scores have other rounding
- * errors: so where scores are large, all weights of a row are off by a common factor, and do not add
- * up to 1. A block adds up the weights of TILE queries, which it computes as backward_sm80 does, bit
- * by bit; the factor is 1 over the sum. Rows whose scores are small do without: where a tile has no
- * others, its factors are 1.
+ * Weights are exp(S - lse). The log-sum-exp comes from the forward pass, whose scores have other
+ * rounding errors. So if scores are large, all weights of a row have the same relative error, and
+ * do not add up to 1. A block adds up the weights of TILE queries, which it computes exactly as
+ * backward_sm80 does, to the bit; the factor is 1 over the sum. Rows with small scores do not need
+ * it: if a tile has only such rows, its factors are 1.
  *
- * The log-sum-exp may be of more keys than these (context parallelism, sinks that are the caller's).
- * So a factor that is further from 1 than rounding errors explain is not used.
+ * The log-sum-exp may cover more keys than these (context parallelism, the caller's own sinks). So
+ * a factor that is further from 1 than rounding errors explain is not used.
  *
- * There are as many blocks as the device runs at a time. A block looks at the log-sum-exps of its
- * next 32 tiles at once, each warp at some of them, and then computes those that have large scores:
- * otherwise waits for memory, one for each tile, would be most of the time where there are none.
+ * There are as many blocks as the device runs at a time. A block reads the log-sum-exps of its next
+ * 32 tiles at once, with some tiles for each warp, and then computes the tiles that have large
+ * scores. Otherwise, if there are no such tiles, a block would mainly wait for memory, once for
+ * each tile.
  *
- * Tiles of keys and queries, and who multiplies them, may be others than in backward_sm80: a score
- * depends on its own query and key alone. Two key tiles are in shared memory: one is
- * loaded while the other is multiplied. A thread keeps the sums of its share of the keys in registers
- * until a row has seen all of them.
+ * Tiles of keys and queries, and the warps that multiply them, may differ from those of
+ * backward_sm80, because a score depends only on its own query and key. Two key tiles are in shared
+ * memory: one is loaded while the other is multiplied. A thread keeps the sums of its share of the
+ * keys in registers until a row has seen all of them.
  */
 #define SCORES_ALONE 1
 
@@ -40,18 +42,18 @@ static_assert(STAGES == 1, "queries are loaded once");
 static_assert(CHUNKS == 1, "the sums of all of a warp's queries are in registers");
 static_assert(KEYS <= THREADS && QUERIES <= THREADS, "a thread for each key, and for each query");
 
-/* Scores of a row are large if its log-sum-exp, less the logarithm of how many keys it sees, is
- * further from 0 than this. With normal logits that difference is half their variance. In units of
- * log 2. */
+/* Scores of a row are large if its log-sum-exp, minus the logarithm of the number of keys that it
+ * sees, is further from 0 than this. With normal logits that difference is half their variance. In
+ * units of log 2. */
 #define LARGE_SCORES 3.0f
 
-/* How far from 1 a sum of weights may be by rounding errors: a share of the log-sum-exp. */
+/* How far from 1 a sum of weights may be due to rounding errors, relative to the log-sum-exp. */
 #define MOST_ROUNDING 0x1p-20f
 
-/* Behind keys and queries. */
+/* After keys and queries. */
 enum {
     OWN_ROWS_AT = Q_AT + Q_BYTES,
-    SUMS_AT = OWN_ROWS_AT + ROW_BYTES, /* of each group of warps, sums and rests */
+    SUMS_AT = OWN_ROWS_AT + ROW_BYTES, /* for each group of warps, sums and rounding errors */
     OWN_POWERS_AT = SUMS_AT + GROUPS * QUERIES * 8,
     OWN_SMEM_BYTES = OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, KEYS, QUERIES, 1) + 128
 };
@@ -59,27 +61,27 @@ static_assert(OWN_SMEM_BYTES ==
                   FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, GROUP_ROWS),
               "as the planner counts");
 
-/* Tiles that are looked at together. Their rows are where keys will be. */
+/* Tiles that are checked together. Their rows use the memory of keys. */
 enum { LOOKS = 32, LOOK_BYTES = TILE * 8 };
 static_assert(LOOKS * LOOK_BYTES <= 2 * KEY_BYTES, "there is room for them");
 static_assert(TILE == 64, "two rows of a tile for each lane");
 
-/* What all threads know: a tile of queries; of QUERIES of them, a part, the key tiles that they
+/* What all threads know: a tile of queries; a part of it, QUERIES queries; the key tiles that these
  * see. */
 typedef struct tile_work {
     fa_tile queries;
     int64_t number;   /* of the workspace's tile */
     int32_t first;    /* query of the part */
     int32_t from, to; /* key tile; to <= from: none */
-    /* Of the sequence: key j is seen by the queries [first_query + j, end_query + j); rows outside
-     * the others are not read. Saturated, with room for the number of a key. */
+    /* In the sequence: key j is seen by the queries [first_query + j, end_query + j); rows outside
+     * the other ranges are not read. Saturated, with room to add the number of a key. */
     int32_t first_query, end_query;
     int32_t seen_key_from, seen_key_to, seen_query_from, seen_query_to;
-    block_work keys[2]; /* a key tile and the next one: what masks and options ask for */
+    block_work keys[2]; /* the description of a key tile and of the next one */
 } tile_work;
 
-/* A sum of weights, and what rounding has taken from it. Where one key has nearly all the weight,
- * others add less than rounding 1 keeps. */
+/* A sum of weights, and its rounding error. If one key has nearly all the weight, the others add
+ * less than the rounding of 1 keeps. */
 typedef struct exact_sum {
     float sum, rest;
 } exact_sum;
@@ -91,7 +93,7 @@ typedef struct row_sums {
 
 /* ---- Which tiles have large scores ----------------------------------------------------------- */
 
-/* Where an option hides keys or moves their scores, the log-sum-exp does not tell. */
+/* If an option hides keys or changes scores, the log-sum-exp does not show how large scores are. */
 FA_DEVICE bool has_large_scores(const fa_attention_params *p, const fa_tile *t, int64_t i,
                                 float lse)
 {
@@ -102,15 +104,15 @@ FA_DEVICE bool has_large_scores(const fa_attention_params *p, const fa_tile *t, 
 }
 
 /* The block's task of a round. Every second round is reversed: under a causal mask tasks become
- * shorter along a head, and blocks that had long ones then have short ones. */
+ * shorter along a head, so blocks that had long tasks then have short ones. */
 FA_DEVICE int64_t find_round_task(int64_t round)
 {
     const int64_t blocks = gridDim.x, block = blockIdx.x;
     return round * blocks + (round % 2 ? blocks - 1 - block : block);
 }
 
-/* Copies the warp's tiles' rows to shared memory: two rows of each to the lane's own place. All are
- * on their way before the first is waited for. */
+/* Copies the rows of the warp's tiles to shared memory; two rows of each go to the lane's own
+ * place. All copies are issued before the first is waited for. */
 FA_DEVICE void issue_looks(const fa_attention_params *p, const fa_backward_sm80_params *s,
                            uint32_t to, int64_t round)
 {
@@ -124,8 +126,7 @@ FA_DEVICE void issue_looks(const fa_attention_params *p, const fa_backward_sm80_
     }
 }
 
-/* Which of the warp's tiles have large scores; the others get their factors. from: the lane's
- * place. */
+/* Finds the warp's tiles with large scores. The others get factors of 1. from: the lane's place. */
 FA_DEVICE uint32_t look_at_rows(const fa_attention_params *p, const fa_backward_sm80_params *s,
                                 uint32_t from, int64_t round)
 {
@@ -147,13 +148,13 @@ FA_DEVICE uint32_t look_at_rows(const fa_attention_params *p, const fa_backward_
     return large;
 }
 
-/* Of the tasks of LOOKS rounds those that have large scores, a bit for each. */
+/* Finds the tasks of LOOKS rounds that have large scores, a bit for each. */
 FA_DEVICE uint32_t find_large_tasks(const fa_attention_params *p, const fa_backward_sm80_params *s,
                                     uint32_t memory, int64_t round, uint32_t *shared)
 {
     const int thread = ptx_thread_id();
     const uint32_t own = memory + (uint32_t)(thread % 32) * 16;
-    __syncthreads(); /* all are done with the rounds before */
+    __syncthreads(); /* all threads have finished the previous rounds */
     issue_looks(p, s, own, round);
     ptx_cp_async_wait_all();
     uint32_t large = look_at_rows(p, s, own, round);
@@ -179,7 +180,7 @@ FA_DEVICE void describe_part(const fa_attention_params *p, tile_work *w, int par
     w->to = (int32_t)((fa_tile_visible(p, t, end - 1).hi + KEYS - 1) / KEYS);
 }
 
-/* What key tile 0 would be told; those that follow differ by their first key (move_keys). */
+/* Describes key tile 0. Later tiles differ by their first key (move_keys). */
 FA_DEVICE void describe_keys(const fa_attention_params *p, tile_work *w)
 {
     block_work *k = &w->keys[0];
@@ -201,7 +202,7 @@ FA_DEVICE void describe_tile(const fa_attention_params *p, const fa_backward_sm8
     if (w->from < w->to) describe_keys(p, w);
 }
 
-/* Makes a description that nobody uses any more that of another key tile. */
+/* Changes a description that is no longer used to that of another key tile. */
 FA_DEVICE void move_keys(tile_work *w, int key_tile)
 {
     block_work *k = &w->keys[key_tile & 1];
@@ -255,7 +256,8 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- Weights and their sums ------------------------------------------------------------------ */
 
-/* With the order of backward_sm80's sum. part: of powers; columns: that there are. */
+/* Sums in the order of backward_sm80. part: addresses of powers; columns: the number that
+ * exists. */
 FA_DEVICE void find_scores(fa_scores *s, const tile_part *part, uint32_t keys, uint32_t queries,
                            int columns)
 {
@@ -288,7 +290,7 @@ FA_DEVICE void find_scores(fa_scores *s, const tile_part *part, uint32_t keys, u
 #endif
 }
 
-/* Scores become weights, as in backward_sm80. */
+/* Replaces scores by weights, as in backward_sm80. */
 FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
                             const tile_part *part, int tile, float scale, fa_scores *s)
 {
@@ -356,8 +358,8 @@ FA_DEVICE void sum_key_tile(const fa_attention_params *p, const tile_work *w, ui
     add_weights(sums, &s);
 }
 
-/* Adds up the lanes that have other keys of the same queries, and stores the sums of the warp's
- * group. */
+/* Adds up the sums of lanes that have other keys of the same queries, and stores the sums of the
+ * warp's group. */
 FA_DEVICE void store_row_sums(row_sums *sums, uint32_t memory)
 {
     const fa_layout layout = find_layout(memory), *l = &layout;
@@ -418,7 +420,7 @@ FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* Splits keys whose copies are there. All threads meet twice. */
+/* Splits keys whose copies have arrived. All threads synchronize twice. */
 FA_DEVICE void split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
 {
     const uint32_t inverses = memory + OWN_POWERS_AT + KEY_POWERS;
@@ -429,7 +431,7 @@ FA_DEVICE void split_key_tile(const fa_attention_params *p, uint32_t memory, int
     __syncthreads();
 }
 
-/* All threads have met since the last use of keys[0]. */
+/* All threads have synchronized since the last use of keys[0]. */
 FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_params *s,
                         tile_work *w, uint32_t memory, int part, float scale)
 {
@@ -443,7 +445,7 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
 #pragma unroll 1
     for (int tile = w->from; tile < w->to; tile++) {
         ptx_cp_async_wait_all();
-        __syncthreads(); /* this tile's copies are there, and all are done with the tile before */
+        __syncthreads(); /* this tile's copies have arrived, and the previous tile is finished */
         if (tile + 1 < w->to) {
             issue_key_tile(p, memory, w, tile + 1);
             move_keys(w, tile + 1);
@@ -465,7 +467,7 @@ FA_DEVICE void correct_tile(const fa_attention_params *p, const fa_backward_sm80
 {
 #pragma unroll 1
     for (int part = 0; part < PARTS; part++) {
-        __syncthreads(); /* all are done with the part before */
+        __syncthreads(); /* all threads have finished the previous part */
         if (threadIdx.x == 0) describe_tile(p, s, w, task, part);
         __syncthreads();
         sum_part(p, s, w, memory, part, inner_scale(p));

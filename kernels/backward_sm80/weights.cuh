@@ -1,5 +1,6 @@
 /*
- * Between the products: scores become weights, and dP dS. The masks by position are here; options.cuh has the rest.
+ * Between the products: computes weights from scores, and dS from dP. The masks by position are
+ * here; options.cuh has the options.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_WEIGHTS_CUH
 #define FA_KERNELS_BACKWARD_SM80_WEIGHTS_CUH
@@ -10,7 +11,7 @@
 #include "common/x2.cuh"
 #include "ptx/shared.cuh"
 
-/* Of two neighbouring queries. */
+/* Numbers of two adjacent queries. */
 typedef struct query_pair {
     float lse[2], delta[2];
 } query_pair;
@@ -64,7 +65,8 @@ FA_DEVICE void correct_weights(fa_scores *weights, uint32_t factors)
 
 #endif
 
-/* Clears the weights of queries that do not see the thread's keys. query, key: the thread's first ones. */
+/* Clears the weights of queries that do not see the thread's keys. query, key: the thread's first
+ * ones. */
 FA_DEVICE void mask_weights(const block_work *w, fa_scores *weights, int query, int key)
 {
 #pragma unroll
@@ -83,8 +85,8 @@ FA_DEVICE void mask_weights(const block_work *w, fa_scores *weights, int query, 
 
 #endif
 
-/* dP becomes dS = P (dP - delta). unit: what dP is multiplied by; delta has it already. masked: a
- * weight of 0 has no gradient, whatever dP. */
+/* Replaces dP by dS = P (dP - delta). unit: the factor of dP; delta has it already. masked: if a
+ * weight is 0, its dS is 0 whatever dP is. */
 FA_DEVICE void make_ds(const fa_scores *weights, fa_scores *dp, uint32_t rows, float unit,
                        bool masked)
 {
@@ -122,8 +124,8 @@ FA_DEVICE void pack(fa_weights *to, const fa_scores *from)
 
 #if !HIGH_LOW
 
-/* To shared memory, a row for each key. to: where the lane's word of the first key and of query 0 of the tile goes; unit: of the
- * first query. */
+/* Stores weights in shared memory, a row for each key. to: the address of the lane's word of its
+ * first key and the tile's query 0; unit: of the first query. */
 FA_DEVICE void share_weights(const fa_weights *x, uint32_t to, int unit)
 {
 #pragma unroll

@@ -1,6 +1,7 @@
 /*
- * What a block works on: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them, of
- * each query head that shares the head. One thread describes it; all threads read the description.
+ * The work of a block: KEYS keys of one key/value head of a sequence, and the tiles of queries that
+ * see some of them, for each query head that shares the head. One thread describes it; all threads
+ * read the description.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_WORK_CUH
 #define FA_KERNELS_BACKWARD_SM80_WORK_CUH
@@ -12,29 +13,28 @@
 typedef struct block_work {
     fa_key_tile keys;
     fa_tile sequence; /* with the first query head */
-    int64_t
-        number; /* of the workspace's tile that has the sequence's first query and the first head */
-    int32_t heads;    /* query heads that share the keys, of the block's split */
+    int64_t number;   /* the workspace's tile of the sequence's first query and first head */
+    int32_t heads;    /* query heads that share the keys, in the block's split */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
     int32_t tiles;    /* of all heads */
-    int32_t num_keys; /* of the sequence, from the block's first one on; at most KEYS */
+    int32_t num_keys; /* keys of the sequence from the block's first one on; at most KEYS */
     /* Key j of the block is seen by the queries [first_query + j, end_query + j). */
     int32_t first_query, end_query;
     int32_t key_tile; /* number of the block's keys in the sequence */
     int32_t edge;     /* see tiles_before */
-    /* Rows outside are not read, for they may hold NaN: keys that some query sees, counted from the block's first; queries
-     * that see some key. */
+    /* Rows outside these are not read, because they may hold NaN: keys that some query sees,
+     * counted from the block's first key; queries that see some key. */
     int32_t seen_key_from, seen_key_to, seen_query_from, seen_query_to;
-    float *key_sums; /* where the block leaves dK and dV; NULL: they are the caller's rows */
+    float *key_sums; /* where the block stores dK and dV; NULL: in the caller's rows */
 #if HIGH_LOW
-    float *dq; /* the sequence's first row in the caller's dq, of the first head */
+    float *dq; /* the sequence's first row in the caller's dq, for the first head */
 #endif
 #if OPTIONS
     uint8_t bad_keys[KEYS]; /* 1: the key is not finite */
 #endif
 } block_work;
 
-/* Beyond every query, and small enough that it can be added to without overflow. */
+/* Larger than every query, and small enough that additions to it do not overflow. */
 enum { UNBOUNDED = 1 << 30 };
 
 FA_DEVICE int32_t saturate(int64_t x)
@@ -42,7 +42,7 @@ FA_DEVICE int32_t saturate(int64_t x)
     return (int32_t)fa_max64(-UNBOUNDED, fa_min64(x, UNBOUNDED));
 }
 
-/* a + b and a - b, or the nearest number that there is; b from 0 on. A window may be as large as numbers go. */
+/* a + b and a - b, saturated; b is at least 0. A window may be as large as int64_t allows. */
 FA_DEVICE int64_t add(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
 FA_DEVICE int64_t subtract(int64_t a, int64_t b) { return a < INT64_MIN + b ? INT64_MIN : a - b; }
 
@@ -83,9 +83,10 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
 
-/* A block's task. Tasks count through the tiles of a head, then those of the next one; blocks through the first tiles of
- * `together` heads, then their second ones: so neighbouring blocks do not wait for each other's sums. In both a tile comes
- * behind all tiles in front of it. */
+/* A block's task. Tasks count through the tiles of a head, then through those of the next head.
+ * Blocks count through the first tiles of `together` heads, then their second tiles, so that
+ * neighbouring blocks do not wait for each other's sums. In both orders a tile comes after all
+ * earlier tiles of its head. */
 FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t together)
 {
     if (together <= 1) return block;
@@ -123,15 +124,16 @@ FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm
     find_queries(p, w);
 }
 
-/* How many key tiles in front of the block's touch a query tile that the block touches. The first of them has the first
- * key that the tile's first query sees. */
+/* How many earlier key tiles of the head touch a query tile that the block touches. The first of
+ * them has the first key that the query tile's first query sees. */
 FA_DEVICE int tiles_before(const block_work *w, int tile)
 {
     return min(w->key_tile, (w->edge - tile * QUERIES) / KEYS);
 }
 
-/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. A head's last tile comes first: all
- * key tiles of a causal mask touch it, so that where sums have one order they follow each other a step apart. */
+/* A place among the block's query tiles: tile `tile` of head `head`, counted from the block's first
+ * head. A head's last query tile comes first. Under a causal mask all key tiles touch it, so if
+ * sums have one order, blocks follow each other a step apart. */
 typedef struct tile_cursor {
     int count, head, tile;
 } tile_cursor;
@@ -151,7 +153,7 @@ FA_DEVICE void advance(tile_cursor *at, const block_work *w)
     at->head++;
 }
 
-/* The tile before; at is not the first one. */
+/* The previous tile; `at` is not the first one. */
 FA_DEVICE tile_cursor before(const tile_cursor *at, const block_work *w)
 {
     tile_cursor b = {at->count - 1, at->head, at->tile + 1};
@@ -161,10 +163,10 @@ FA_DEVICE tile_cursor before(const tile_cursor *at, const block_work *w)
     return b;
 }
 
-/* The stage of its queries. */
+/* The stage of the tile's queries. */
 FA_DEVICE int stage_of(const tile_cursor *at) { return STAGES == 2 ? at->count & 1 : 0; }
 
-/* The tile of the workspace that has this tile of queries, which is one of PARTS of it. */
+/* The tile of the workspace that contains this tile of queries, which is one of its PARTS parts. */
 FA_DEVICE int64_t tile_number(const block_work *w, const fa_backward_sm80_params *s,
                               const tile_cursor *at)
 {

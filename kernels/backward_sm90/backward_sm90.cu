@@ -1,25 +1,26 @@
 /*
- * Backward on Hopper's tensor cores (wgmma) with TMA, float16 and bfloat16: all gradients in one
- * pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position,
- * lengths, and shared heads; the variants with OPTIONS also with all options of the scores
- * (options.cuh).
+ * Backward on Hopper's tensor cores (wgmma) with TMA, for float16 and bfloat16. It computes all
+ * gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691). It
+ * supports masks by position, lengths, and heads that share keys; the variants with OPTIONS also
+ * support all options of the scores (options.cuh).
  *
  * A block owns KEYS keys of one key/value head and goes through the tiles of queries that see some
- * of them, of all heads that share the keys: so dK and dV are sums in registers, written once. dQ
- * is added to a float sum in global memory, which another kernel rounds (finish.cu). Its warps have
- * roles:
+ * of them, for all query heads that share the keys. So dK and dV stay in registers and are written
+ * once. dQ is added to float32 sums in global memory, which another kernel rounds (finish.cu). The
+ * warps of a block have roles:
  *
- *     load         keys, values; tiles of queries and of dout, by TMA       producer.cuh
- *     store dQ     a warp for each consumer's columns, by TMA; also dbias   producer.cuh
- *     load bias    where TMA can                                            producer.cuh
- *     clear        zeros in sums of dQ that later blocks add to             clear_ahead.cuh
- *     scheduler    of a persistent block: describes its work tiles          schedule.cuh
- *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
+ *     load       keys, values; tiles of queries and of dout, by TMA     producer.cuh
+ *     store dQ   a warp for each consumer's columns, by TMA; also dbias producer.cuh
+ *     load bias  where TMA can                                          producer.cuh
+ *     clear      zeros in sums of dQ that later blocks add to           clear_ahead.cuh
+ *     scheduler  of a persistent block: describes its work tiles        schedule.cuh
+ *     consumers  two warpgroups of 64 keys each                         consumer.cuh, multiply.cuh
  *
- * Blocks of a JOINED variant are of three kinds, of which these are one: joined.cuh.
+ * A JOINED variant has three kinds of blocks; these are the blocks that multiply (joined.cuh).
  *
- * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh
- * says what the file is compiled with, and docs/kernels/backward_sm90.md why it is made so.
+ * The roles synchronize by the barriers of pipeline.cuh. consume_tile in consumer.cuh computes a
+ * tile. config.cuh lists the compile-time parameters, and docs/kernels/backward_sm90.md gives the
+ * reasons for this design.
  */
 #include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/config.cuh"
@@ -36,7 +37,7 @@
 /* The producer warpgroup's warps. */
 enum {
     WARP_LOAD,
-    WARP_STORE_DQ /* STORE_WARPS of them */,
+    WARP_STORE_DQ /* STORE_WARPS warps */,
     WARP_BIAS = WARPS - 1,
     WARP_CLEAR = WARPS - 1,
     WARP_SCHEDULE = WARPS - 1
@@ -80,7 +81,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const bool loads =
         threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
 #if JOINED
-    /* Of the consumers, who have nothing to do yet. */
+    /* A thread of a consumer waits, because the consumers have nothing to do yet. */
     if (threadIdx.x == WARPGROUP) wait_until_prepared(&p.a, &s, number);
 #endif
 #endif

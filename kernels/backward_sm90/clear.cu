@@ -1,5 +1,5 @@
 /*
- * The launch in front of a JOINED variant: zeros in its counters.
+ * The launch before a JOINED variant: it clears the variant's counters.
  */
 #include "backward_sm90/backward_sm90.h"
 #include "ptx/grid.cuh"

@@ -1,14 +1,14 @@
 /*
- * Zeros in the sums of dQ. A warp that has nothing else to do stores them ahead of time. In `prepare`,
- * which is bound by memory, they would be half of all bytes, and they would leave the L2 cache before
- * they are added to.
+ * A warp that has nothing else to do clears sums of dQ ahead of time. In `prepare`, which is bound
+ * by memory, these zeros would be half of all bytes, and they would have left the L2 cache before
+ * the additions.
  *
- * A group is some key/value heads, or splits of them, whose blocks follow each other. Only these blocks
- * add to the sums of their query heads. Each block of a group clears some tiles of the group that comes
- * groups_ahead later; `prepare` clears the sums of the first groups. A block waits with its first
- * addition until all blocks of the earlier group have cleared their tiles. Those have lower numbers,
- * start first, and clear before they wait for anything, so there is no deadlock, however many blocks
- * run at once.
+ * A group consists of some key/value heads, or splits of them, whose blocks are consecutive. Only
+ * these blocks add to the sums of their query heads. Each block of a group clears some tiles of the
+ * group that comes groups_ahead later; `prepare` clears the sums of the first groups. Before its
+ * first addition, a block waits until all blocks of the earlier group have cleared their tiles.
+ * Those have lower numbers, start first, and clear before they wait for anything. So there is no
+ * deadlock, however many blocks run at once.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CLEAR_AHEAD_CUH
 #define FA_KERNELS_BACKWARD_SM90_CLEAR_AHEAD_CUH
@@ -27,8 +27,8 @@ FA_DEVICE void clear_tile(float *sums)
     for (int n = 0; n < SUM_DIM * QUERIES / 128; n++) to[32 * n] = make_float4(0, 0, 0, 0);
 }
 
-/* A warp of block, or work tile, `number`. The copies of other blocks add to what ordinary stores clear
- * here, so each lane needs a fence. */
+/* Executed by a warp of block, or work tile, `number`. Copies of other blocks add to what ordinary
+ * stores clear here, so each lane needs a fence. */
 FA_DEVICE void clear_ahead(const fa_backward_sm90_params *s, int number)
 {
     if (!s->cleared) return;
@@ -43,7 +43,8 @@ FA_DEVICE void clear_ahead(const fa_backward_sm90_params *s, int number)
     if (threadIdx.x % 32 == 0) ptx_counter_add(&s->cleared[next]);
 }
 
-/* A thread that adds to sums, before the first addition of block, or work tile, `number`. */
+/* Executed by a thread that adds to sums, before the first addition of block, or work tile,
+ * `number`. */
 FA_DEVICE void wait_until_cleared(const fa_backward_sm90_params *s, int number)
 {
     if (!s->cleared) return;

@@ -1,18 +1,21 @@
 /*
- * What backward_sm90 is compiled with, a row of kernels/variants.h, and what follows:
+ * The compile-time parameters of backward_sm90, from a row of kernels/variants.h, and constants
+ * that follow from them:
  *
- *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
- *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values; 192: of queries and keys
- *     VALUE_DIM  of values, beside 192: 128
- *     COLUMNS    96: of those 128, the others are 0: products leave them out; 0: all
- *     STAGES     buffers of query tiles
- *     ORDERED    1: for sums of dQ in one order; other variants can do it as well, slower
- *     PERSISTENT 1: blocks stay on their multiprocessor and take work tile after work tile
- *     JOINED     1: blocks of the same launch do what `prepare` and `finish` do else (joined.cuh)
- *     DQ_BUFFERS buffers of dQ of a consumer; 0 or 1: one
- *     STATIC_SMEM  bytes beside the dynamic ones that the planner counts with; 0: as of any kernel
- *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not; one, as
- *                FA_SM90_SOFTCAP: it is there, alone
+ *     ELEMENT      FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
+ *     HEAD_DIM     64 or 128: the widest head dim of queries, keys and values; 192: of queries and
+ *                  keys
+ *     VALUE_DIM    the widest head dim of values, if HEAD_DIM is 192: 128
+ *     COLUMNS      96: products use 96 of the 128 columns, and the others are 0; 0: all columns
+ *     STAGES       buffers of query tiles
+ *     ORDERED      1: for sums of dQ in one order; other variants support it too, but slower
+ *     PERSISTENT   1: blocks stay on their multiprocessor and take work tile after work tile
+ *     JOINED       1: blocks of the same launch replace `prepare` and `finish` (joined.cuh)
+ *     DQ_BUFFERS   buffers of dQ of a consumer; 0 or 1: one
+ *     STATIC_SMEM  bytes of static shared memory that the planner adds to the dynamic ones; 0: the
+ *                  same as for any kernel
+ *     OPTIONS      0: only masks by position and lengths; FA_SM90_ALL: each option may be present
+ *                  or not; one option, such as FA_SM90_SOFTCAP: it is present, alone
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
@@ -67,12 +70,13 @@
 /* Whether consumers hold their keys and values in registers. */
 #define KEYS_IN_REGISTERS (HEAD_DIM == 64 && !OPTIONS)
 
-/* The order of the products of a turn. Head dim 128 with three stages: dQ first, which leaves while dK and dV are computed.
- * Head dim 192: the same of two thirds of dQ. */
+/* The order of the products of a turn. Head dim 128 with three stages: dQ first, so that it is
+ * stored while dK and dV are computed. Head dim 192: the same for two thirds of dQ. */
 #define DQ_FIRST ((HEAD_DIM == 128 && STAGES > 2) || HEAD_DIM == 192)
 
-/* Parts of a consumer's columns of dQ, one after the other: DQ_COLUMNS, then DQ_REST. Beside the sums of 192 and 128 columns there
- * are registers for 64 columns at a time, and none for weights in 16 bits beside those in 32. */
+/* A consumer computes its columns of dQ in this many parts, one after the other: DQ_COLUMNS, then
+ * DQ_REST. With the sums of 192 and 128 columns, registers remain for 64 columns at a time, and
+ * none for 16-bit weights in addition to the 32-bit ones. */
 #if HEAD_DIM == 192
 #define DQ_PARTS 2
 #define DQ_REST 32
@@ -80,10 +84,11 @@
 #define DQ_PARTS 1
 #endif
 
-/* Whether the log-sum-exp and delta come with the queries, not with dout: where weights are made before dout is needed. */
+/* Whether the log-sum-exp and delta are loaded with the queries instead of with dout: they are if
+ * weights are computed before dout is needed. */
 #define ROWS_WITH_Q (DQ_PARTS > 1)
 
-/* Whether a consumer waits for dQ's buffer within its turn, when its products are under way. Where
+/* Whether a consumer waits for dQ's buffer within its turn, after it has issued its products. If
  * sums have one order, the buffer is released late. */
 #define DQ_WAITS_IN_TURN (ORDERED && DQ_FIRST)
 
@@ -92,7 +97,8 @@
 #endif
 #define SUM_DIM COLUMNS /* of keys */
 
-/* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that a consumer computes. */
+/* Macros, because they are parts of instructions' names: queries of a tile; columns of dQ that a
+ * consumer computes. */
 #define QUERIES 64
 #if HEAD_DIM == 64
 #define DQ_COLUMNS 32
@@ -100,7 +106,7 @@
 #define DQ_COLUMNS 64
 #endif
 
-#define FIRST_KEY 0 /* a block has a work tile by itself */
+#define FIRST_KEY 0 /* the keys of a work tile belong to one block */
 
 enum {
     WARPGROUP = 128,

@@ -1,10 +1,12 @@
 /*
- * The consumers: 64 keys each. For every tile of queries a consumer computes the scores again, makes weights and dS of
- * them, and adds to dK and dV, which stay in its registers. The dQ of a tile is issued with the next tile's products:
- * by then the other consumer's half of dS is there, and nobody has waited for it.
+ * The consumers, with 64 keys each. For every tile of queries a consumer recomputes the scores,
+ * computes weights and dS from them, and adds to dK and dV, which stay in its registers. The dQ of
+ * a tile is issued with the next tile's products: the other consumer's half of dS is available by
+ * then, and nobody has waited for it.
  *
- * A warp that issues a product waits until tensor cores have room for it. So a consumer issues all products of a tile, and the
- * next tile's scores and dP, in its turn, and none while it makes weights.
+ * A warp that issues a product waits until the tensor cores have room for it. So a consumer issues
+ * all products of a tile, and the next tile's scores and dP, in its turn, and none while it
+ * computes weights.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
@@ -32,8 +34,8 @@
 
 #if DQ_PARTS == 1
 
-/* The consumer's turn: the gradients of the tile in front of `at`, then the scores and dP of that one. dP comes last, for its
- * registers are those of dQ. */
+/* The consumer's turn: the gradients of the tile before `at`, then the scores and dP of tile `at`.
+ * dP comes last because it uses the registers of dQ. */
 FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
                              float *lse)
 {
@@ -82,9 +84,10 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
 #endif
 }
 
-/* Multiplies the tile in front of `at`, and makes weights and dS of that one. All products are issued together: tensor cores work
- * for one consumer, while the other one makes weights and issues nothing. What is needed is waited for before the consumer's turn
- * comes; with two stages, though, the next tile is hardly there yet. */
+/* Multiplies the tile before `at`, and computes weights and dS of tile `at`. All products are
+ * issued together: the tensor cores work for one consumer while the other one computes weights and
+ * issues nothing. Loads are waited for before the consumer's turn. The exception is two stages,
+ * where the next tile may not have arrived by then. */
 FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                             const tile_cursor *at, bool masked)
 {
@@ -105,7 +108,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
 
 #if PERSISTENT
 
-/* The stage behind the last tile's one is the consumers' for a while. */
+/* Acquires the stage after the last tile's, through which the consumers store gradients. */
 FA_DEVICE void acquire_room(const pipeline *pipe, int end)
 {
     ptx_mbarrier_wait(&pipe->state->q_full[stage_of(end)], parity_of(end));
@@ -114,7 +117,7 @@ FA_DEVICE void acquire_room(const pipeline *pipe, int end)
 
 FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int end)
 {
-    ptx_fence_proxy_async(); /* what has been stored there, before TMA stores */
+    ptx_fence_proxy_async(); /* TMA writes to this stage next */
     __syncwarp();
     ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage_of(end)], c->leader);
     ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(end)], c->leader);
@@ -124,9 +127,9 @@ FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int e
 
 #if DQ_PARTS == 1
 
-/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind
- * consumer 0's one. Meanwhile the sums are stored. A persistent block stores those of the values
- * then, and those of the keys while the next keys are loaded. */
+/* The products of the last tile. Its dQ needs another turn, because consumer 1 stores its dS after
+ * consumer 0. The sums are stored meanwhile. A persistent block stores dV then, and dK while the
+ * next keys are loaded. */
 FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                             int end)
 {
@@ -170,7 +173,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 
 #endif
 
-/* No query sees the keys: their gradients are zeros. */
+/* No query sees the keys, so their gradients are zeros. */
 FA_DEVICE void finish_nothing(const pipeline *pipe, const fa_backward_params *p,
                               const consumer_state *c, int first)
 {
@@ -185,8 +188,8 @@ FA_DEVICE void finish_nothing(const pipeline *pipe, const fa_backward_params *p,
 #endif
 }
 
-/* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
- * warp's, in TMA's swizzle. */
+/* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8
+ * (lane / 8 % 2) of the warp's keys, in TMA's swizzle. */
 FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
@@ -195,7 +198,7 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-/* A work tile, with so many tiles of queries between these. */
+/* A work tile of `tiles` query tiles. from, to: those of each head. */
 FA_DEVICE void consume_work_tile(const pipeline *pipe, const block_work *w,
                                  const fa_backward_params *p, consumer_state *c, int consumer,
                                  int tiles, int from, int to)
@@ -240,7 +243,7 @@ FA_DEVICE void consume_work_tile(const pipeline *pipe, const block_work *w,
 
 FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int consumer)
 {
-    /* A copy: with it the compiler makes the machine code that was measured. */
+    /* A copy: the compiler then generates the machine code that was measured. */
     pipeline own = *block;
 #if !PERSISTENT
     const block_work *w = work_of(block);
@@ -256,7 +259,7 @@ FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int c
     c.dq = (float4 *)(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP;
 #endif
     c.scale = inner_scale(&p->a);
-    /* In a uniform register, where registers are few. */
+    /* In a uniform register if registers are scarce. */
     c.number = DQ_PARTS > 1 ? (int)ptx_uniform((uint32_t)consumer) : consumer;
     c.leader = threadIdx.x % 32 == 0;
 #if PERSISTENT

@@ -1,5 +1,6 @@
 /*
- * What a consumer keeps, and what both of its forms do with it: consumer.cuh, and parts.cuh at head dims 192 and 128.
+ * What a consumer keeps, and functions that both of its forms use: consumer.cuh, and parts.cuh for
+ * head dims 192 and 128.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONSUMER_STATE_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONSUMER_STATE_CUH
@@ -42,11 +43,11 @@ typedef struct consumer_state {
 #else
     float4 *dq;                                   /* the same */
 #endif
-    float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
+    float scale; /* from scores to exponents of 2; with a softcap, to the argument of tanh */
     int number;  /* of the consumer */
     int leader;  /* whether this lane arrives for its warp */
 #if PERSISTENT
-    int first; /* count of the work tile's first tile */
+    int first; /* count of the work tile's first query tile */
 #endif
 } consumer_state;
 
@@ -61,7 +62,7 @@ FA_DEVICE int tile_number(const consumer_state *c, int count)
 #endif
 }
 
-/* Descriptors of operands; ACROSS: of those that are read across their rows. */
+/* Descriptors of operands. ACROSS: for operands that are read across their rows. */
 #define ACROSS(block) ((uint32_t)((block) / UNIT) << 16)
 
 FA_DEVICE uint32_t own_keys(const consumer_state *c)
@@ -69,7 +70,7 @@ FA_DEVICE uint32_t own_keys(const consumer_state *c)
     return c->base + (uint32_t)c->number * (OWN_KEYS * 128 / UNIT);
 }
 
-/* The columns of all keys of which the consumer computes dQ. */
+/* The columns of all keys for which the consumer computes dQ. */
 FA_DEVICE uint32_t key_columns(const consumer_state *c)
 {
     const int column = c->number * (HEAD_DIM == 64 ? DQ_COLUMNS * 2 / UNIT : KEY_BLOCK / UNIT);
@@ -83,8 +84,8 @@ FA_DEVICE uint32_t ds_tile(const consumer_state *c, int count)
 
 /* ---- Masks by position ----------------------------------------------------------------------- */
 
-/* Clears the weights of queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
- * key r of the thread. */
+/* Clears the weights of queries that do not see the thread's keys. Element 4j + 2r + i is query
+ * 8j + 2 (lane % 4) + i and key r of the thread. */
 FA_DEVICE void mask_weights(const block_work *w, float *weights, int consumer, int tile)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
@@ -106,7 +107,7 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int consumer, i
 
 #if DQ_PARTS == 1
 
-/* Scores become weights, P = exp(S - lse). */
+/* Replaces scores by weights, P = exp(S - lse). */
 FA_DEVICE void weigh(float *scores, float scale, const float *lse)
 {
 #pragma unroll
@@ -120,7 +121,8 @@ FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
     for (int i = 0; i < SCORES / 2; i++) x2[i] = fa_pack_x2(weights[2 * i], weights[2 * i + 1]);
 }
 
-/* Weights become dS = P (dP - delta), also packed. masked: a weight of 0 has no gradient, whatever dP. */
+/* Replaces weights by dS = P (dP - delta), and also packs them. masked: if a weight is 0, its dS is
+ * 0 whatever dP is. */
 FA_DEVICE void weigh_gradients(float *weights, const float *dp, uint32_t *ds, const float *delta,
                                bool masked)
 {
@@ -138,8 +140,9 @@ FA_DEVICE void weigh_gradients(float *weights, const float *dp, uint32_t *ds, co
 
 #endif
 
-/* The consumer's half of a tile of dS, transposed: a row for each query, of its keys. The buffer is free: since both consumers have
- * read it last, this one's turn has come again. */
+/* Stores the consumer's half of a tile of dS, transposed: a row of its keys for each query. The
+ * buffer is free, because the consumer has had its turn again since both consumers last read the
+ * buffer. */
 FA_DEVICE void store_ds(const consumer_state *c, const uint32_t *ds, int count)
 {
 #pragma unroll
@@ -150,7 +153,7 @@ FA_DEVICE void store_ds(const consumer_state *c, const uint32_t *ds, int count)
 
 #if DQ_PARTS == 1
 
-/* dQ of the tile before, for the store warp. use: the number of this use of the buffers. */
+/* dQ of the previous tile, for the store warp. use: the number of this use of the buffers. */
 FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
 {
 #pragma unroll
@@ -169,7 +172,7 @@ FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int use)
     ptx_mbarrier_arrive(dq_full(pipe->state, c->number, use));
 }
 
-/* The buffer is used for the time of this number. */
+/* Waits for the buffer before its use of this number. */
 FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
 {
     const uint32_t turn = (uint32_t)number / DQ_BUFFERS;
@@ -178,7 +181,7 @@ FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c,
 
 #if BIAS_TILE
 
-/* dS of a tile, for the store warp, in 32 bits: boxes of 32 keys, swizzled. */
+/* dS of a tile in 32 bits, for the store warp: boxes of 32 keys, swizzled. */
 FA_DEVICE void share_float_ds(const pipeline *pipe, const consumer_state *c, int count)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
@@ -231,7 +234,7 @@ FA_DEVICE void issue_dp(consumer_state *c, float *dp, int stage)
                  DQ_PARTS > 1);
 }
 
-/* The consumer's keys, or values, as products take them from registers. */
+/* The consumer's keys or values, in registers, as operands of products. */
 FA_DEVICE void load_words(const pipeline *pipe, const consumer_state *c, int at, uint32_t *words)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
@@ -243,8 +246,9 @@ FA_DEVICE void load_words(const pipeline *pipe, const consumer_state *c, int at,
                             (uint32_t)(row * 128 + ((2 * step + lane / 16) ^ row % 8) * 16));
 }
 
-/* Consumers alternate in issuing products, so that one makes weights while the other multiplies. What a consumer has stored in
- * front of its turn, the other one sees in the turn behind it. */
+/* Consumers take turns in issuing products, so that one computes weights while the other
+ * multiplies. What a consumer stores before its turn is visible to the other consumer in the next
+ * turn. */
 FA_DEVICE void wait_until_may_issue(const consumer_state *c)
 {
     ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
@@ -255,13 +259,13 @@ FA_DEVICE void let_other_issue(const consumer_state *c)
     ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + 1 - c->number, 2 * WARPGROUP);
 }
 
-/* The log-sum-exp of a stage; options load theirs later. */
+/* The log-sum-exp of a stage; with options it is loaded later. */
 FA_DEVICE void load_lse(const pipeline *pipe, float *lse, int stage)
 {
     if (!OPTIONS) load_rows(lse, row_address(pipe, stage));
 }
 
-/* With two buffers of dS: the other consumer has read the one that comes next. */
+/* With two buffers of dS: consumer 1 tells consumer 0 that it has read the next buffer. */
 FA_DEVICE void free_ds(const consumer_state *c)
 {
     if (c->number == 1) ptx_named_barrier_arrive(NAMED_BARRIER_DS, 2 * WARPGROUP);
@@ -274,7 +278,7 @@ FA_DEVICE void wait_for_ds(const consumer_state *c)
 
 #if BIAS_TILE
 
-/* Elements of a bias in 16 bits, laid out as weights: word 2j + r. */
+/* Elements of a 16-bit bias, in the layout of weights: word 2j + r. */
 FA_DEVICE void load_bias(const pipeline *pipe, const fa_kernel_view *bias, const consumer_state *c,
                          const tile_cursor *at, const tile_options *options, uint32_t *x2)
 {
@@ -291,8 +295,9 @@ FA_DEVICE void load_bias(const pipeline *pipe, const fa_kernel_view *bias, const
         read_bias_x2(bias, work_of(pipe), options, x2);
 }
 
-/* When the tile's elements have been used. An arrival does not wait for loads that are on their way to registers: one behind
- * these, with products at work, let TMA overwrite what had not been read. */
+/* Called after the tile's elements have been used. An arrival does not wait for pending loads to
+ * registers: when it came right after the loads, with products in progress, TMA overwrote elements
+ * that had not been read. */
 FA_DEVICE void release_bias(const pipeline *pipe, const consumer_state *c)
 {
     if (!pipe->bias_mapped) return;
@@ -304,7 +309,8 @@ FA_DEVICE void release_bias(const pipeline *pipe, const consumer_state *c)
 
 #if DQ_PARTS == 1
 
-/* Makes weights of a tile, whose scores and dP have been issued, in this order. lse: the tile's, without options. */
+/* Computes weights of a tile whose scores and dP have been issued, in this order. lse: the tile's,
+ * without options. */
 FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                             const tile_cursor *at, const float *lse, tile_options *options,
                             bool masked)
@@ -313,7 +319,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
     const uint32_t rows = row_address(pipe, stage_of(at->count));
     const block_work *w = work_of(pipe);
 #if BIAS_TILE
-    /* What is loaded may come while scores are computed. */
+    /* These loads overlap with the computation of scores. */
     uint32_t bias[SCORES / 2];
     *options = find_tile_options(p, w, at, c->number, true);
     load_bias(pipe, &p->bias, c, at, options, bias);
@@ -337,11 +343,11 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
     weigh(c->scores, c->scale, lse);
     if (masked) mask_weights(work_of(pipe), c->scores, c->number, at->tile);
     pack_weights(c->weights, c->scores);
-    ptx_register_fence(c->scores, SCORES); /* they are made before dP is waited for */
+    ptx_register_fence(c->scores, SCORES); /* weights are computed before the wait for dP */
 #endif
 }
 
-/* Then makes dS. */
+/* Computes dS after the weights. */
 FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                        const tile_cursor *at, const tile_options *options, bool masked)
 {
@@ -381,7 +387,7 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     float lse[QUERIES / 4];
     if (!PERSISTENT && c->number == 1) let_other_issue(c); /* consumer 0 may begin */
     wait_for_k(pipe, &p->a);
-    /* Not before: these keys are loaded after consumer 0's last turn of the work tile before. */
+    /* Not earlier: these keys are loaded after consumer 0's last turn of the previous work tile. */
     if (PERSISTENT && c->number == 1) let_other_issue(c);
 #if KEYS_IN_REGISTERS
     load_words(pipe, c, 0, c->k);
@@ -403,8 +409,8 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     make_ds(pipe, p, c, at, &options, true);
 }
 
-/* The products of tile `count`, whose weights and dS are there, but for dQ, which is that of the tile before: the other consumer
- * has shared its half of dS in its last turn. */
+/* Issues the products of tile `count`, whose weights and dS are available. dQ is that of the
+ * previous tile, because the other consumer has stored its half of dS in its last turn. */
 FA_DEVICE void issue_gradients(consumer_state *c, int count)
 {
     const int stage = stage_of(count), before = count > 0 ? count - 1 : DS_BUFFERS - 1;
@@ -412,7 +418,7 @@ FA_DEVICE void issue_gradients(consumer_state *c, int count)
     ptx_register_fence(c->dk, DK_SUMS);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
-    /* With the first tile it is dQ of nothing. */
+    /* With the first tile this dQ is not used. */
     if (DQ_FIRST) issue_dq(c->dp, ds_tile(c, before), key_columns(c));
     if (DQ_FIRST) issue_dk(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
     issue_dv(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
@@ -425,7 +431,8 @@ FA_DEVICE void issue_gradients(consumer_state *c, int count)
 /* Whether this lane arrives for its warp. */
 FA_DEVICE int is_leader(const consumer_state *c) { return c->leader; }
 
-/* dK is there: what it has read is free. The same of dV. */
+/* Called when dK is complete: releases the queries that it has read. The second function does the
+ * same for dV. */
 FA_DEVICE void release_q(const pipeline *pipe, consumer_state *c, int count)
 {
     ptx_register_fence(c->dk, DK_SUMS);
@@ -442,15 +449,16 @@ FA_DEVICE void release_dout(const pipeline *pipe, consumer_state *c, int count)
     ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(count)], is_leader(c));
 }
 
-/* Gradients of keys and values. They go through the stage behind the last tile's one, which both consumers have read. */
+/* Stores gradients of keys and values through the stage after the last tile's. Both consumers have
+ * read that stage. */
 FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
                           const consumer_state *c, int end, bool of_keys, bool of_values)
 {
     const block_work *w = work_of(pipe);
     const int warp = threadIdx.x % WARPGROUP / 32;
 #if DQ_PARTS > 1
-    /* A stage of dout is too small for both. So consumer 1, whose last turn came behind consumer 0's, takes the last tile's
-     * queries. */
+    /* A stage of dout is too small for both consumers. So consumer 1, whose last turn came after
+     * consumer 0's, uses the stage of the last tile's queries. */
     char *buffer = pipe->buffers + Q_AT + stage_of(end - c->number) * Q_BYTES +
                    warp * (WARP_ROWS * HEAD_DIM * 2);
 #else

@@ -1,6 +1,6 @@
 /*
- * Backward on Hopper: adds up dS that the blocks of the last units have left, which becomes dbias (dbias_sums.cuh). A block does a tile
- * of 64 queries. Bound by memory.
+ * Backward on Hopper: adds up the dS that the blocks of the last units have left, and stores dbias
+ * (dbias_sums.cuh). A block does a tile of 64 queries. Bound by memory.
  */
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/dbias_sums.cuh"
@@ -13,7 +13,7 @@ FA_KERNEL __launch_bounds__(ADDERS)
     __shared__ block_work work;
     const int64_t number = fa_divide(blockIdx.x, s.q_tiles);
     const int tile = (int)(blockIdx.x - number * s.q_tiles);
-    /* A block that computes has all heads that share its keys, or a split's. */
+    /* A block that computes dS has all heads that share its keys, or those of a split. */
     const int heads =
         p.dbias_shape[1] == 1 ? 1 : (int)fa_divide(p.a.heads_q, p.a.heads_kv * s.splits);
     const int32_t unit = s.left.summed + (int32_t)fa_divide(number, heads);

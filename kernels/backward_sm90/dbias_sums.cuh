@@ -1,16 +1,18 @@
 /*
- * The gradient of a bias of 16 bits that batch items or heads share. Blocks leave their dS in the workspace, in 16 bits as products
- * take it, and shares are added up there, in one order. Float additions to sums in the L2 cache would be as many bytes as those of
- * dQ, and that cache adds 12 bytes a cycle for each multiprocessor.
+ * The gradient of a 16-bit bias that batch items or heads share. Blocks leave their dS in the
+ * workspace, in 16 bits as products read it, and shares are added up there, in one order. Float32
+ * additions to sums in the L2 cache would be as many bytes as those of dQ, and that cache adds only
+ * 12 bytes a cycle for each multiprocessor.
  *
- * A unit is the blocks of the same keys that share elements of dbias. They follow each other. The last of them that has left
- * its dS adds up what the unit has left; dbias.cu does that for the last units, whose blocks end when most multiprocessors have
- * nothing to do.
+ * A unit consists of the blocks of the same keys that share elements of dbias. They are
+ * consecutive. The last block that has left its dS adds up the shares of the unit. dbias.cu does
+ * that for the last units, whose blocks end when most multiprocessors have nothing to do.
  *
- * There is room for `room` units. A block waits until the unit in whose place it leaves dS has been added up: by
- * blocks of lower numbers, which start first and stay until they are done, and of which the first waits for nobody.
+ * There is room for `room` units. Before a block leaves dS, it waits until the unit that had its
+ * place has been added up, by blocks of lower numbers. Those start first and stay until they are
+ * done, and the first of them waits for nobody.
  *
- * A tile of dS has two halves of 64 keys; each a row for each query, in TMA's swizzle.
+ * A tile of dS has two halves of 64 keys. In each half, every query has a row, in TMA's swizzle.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_DBIAS_SUMS_CUH
 #define FA_KERNELS_BACKWARD_SM90_DBIAS_SUMS_CUH
@@ -32,14 +34,14 @@ enum {
     ADDERS = CONSUMERS * WARPGROUP,         /* threads that add up a tile */
     ADDER_VECTORS = DS_BYTES / 16 / ADDERS, /* of eight elements, of a thread */
     SHARES_AT_ONCE = 4,
-    TILES_AHEAD = 2 /* that are on their way to the L2 cache */
+    TILES_AHEAD = 2 /* that are being prefetched to the L2 cache */
 };
 
-/* What a unit has left. */
+/* What the blocks of a unit have left. */
 typedef struct left_unit {
     const char *ds;          /* the first share of its first tile */
-    int64_t step, shares;    /* bytes from a share to the next one; of each element */
-    int64_t item, head, key; /* of dbias: the first ones */
+    int64_t step, shares;    /* bytes from a share to the next one; shares of each element */
+    int64_t item, head, key; /* the first ones, in dbias */
     int heads;               /* of dbias */
     int from, to;            /* query tiles that see some of the keys */
 } left_unit;
@@ -50,7 +52,7 @@ FA_DEVICE int32_t unit_of_block(const fa_backward_sm90_params *s)
     return (int32_t)fa_divide(blockIdx.x, s->left.blocks);
 }
 
-/* Where a unit's block leaves dS of a tile. heads: query heads of a block. */
+/* Where a block of a unit leaves dS of a tile. heads: query heads of a block. */
 FA_DEVICE char *find_left_tile(const fa_backward_sm90_params *s, int32_t unit, int64_t block,
                                int heads, int head, int tile)
 {
@@ -65,7 +67,7 @@ FA_DEVICE char *left_tile(const fa_backward_sm90_params *s, const block_work *w,
                           tile);
 }
 
-/* w: of one of its blocks. */
+/* w: the work of one of the unit's blocks. */
 FA_DEVICE left_unit find_left_unit(const fa_backward_params *p, const fa_backward_sm90_params *s,
                                    const block_work *w, int32_t unit)
 {
@@ -97,7 +99,7 @@ FA_DEVICE void add_eight(float *sums, uint4 x)
     }
 }
 
-/* Elements of a row of dbias, of which so many are left from the first one on. */
+/* Elements of a row of dbias. `left` elements remain from the first one on. */
 FA_DEVICE void put_eight(const fa_kernel_view *dbias, int64_t index, int64_t left, const float *x)
 {
     uint16_t *to = (uint16_t *)(void *)dbias->data + index;
@@ -111,7 +113,8 @@ FA_DEVICE void put_eight(const fa_kernel_view *dbias, int64_t index, int64_t lef
         if (n < left) fa_store_element((char *)to, ELEMENT, n * dbias->stride[3], x[n]);
 }
 
-/* Adds `count` shares, a number that the compiler knows: all loads are issued before the first is used. */
+/* Adds `count` shares. The compiler knows count, so that all loads are issued before the first is
+ * used. */
 FA_DEVICE void add_shares(float sums[ADDER_VECTORS][8], const char *from, int64_t step, int count)
 {
     uint4 x[SHARES_AT_ONCE][ADDER_VECTORS];
@@ -155,10 +158,11 @@ FA_DEVICE void add_left_tile(const fa_backward_params *p, const fa_backward_sm90
     }
 }
 
-/* ---- A block that computes ------------------------------------------------------------------- */
+/* ---- A block that computes dS ---------------------------------------------------------------- */
 
-/* A store warp, one lane, before it leaves anything. A block that has nothing to leave waits as well: when a unit has been added
- * up, so have all units before it in the same place, and the next one there waits for no other. */
+/* Executed by one lane of a store warp before it leaves anything. A block that has nothing to leave
+ * waits as well: when a unit has been added up, then all units before it in the same place have
+ * been too, and the next unit in that place waits for no other. */
 FA_DEVICE void wait_for_room(const fa_backward_sm90_params *s)
 {
     const int32_t before = unit_of_block(s) - s->left.room;
@@ -167,7 +171,8 @@ FA_DEVICE void wait_for_room(const fa_backward_sm90_params *s)
     ptx_fence_proxy_async_global();
 }
 
-/* The same when it has left all: tells consumers whether they are to add up the unit. */
+/* Executed by the same lane after it has left everything: tells the consumers whether they must add
+ * up the unit. */
 FA_DEVICE void count_left(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
     const int32_t unit = unit_of_block(s);
@@ -178,7 +183,7 @@ FA_DEVICE void count_left(const pipeline *pipe, const fa_backward_sm90_params *s
     ptx_mbarrier_arrive(&pipe->state->left);
 }
 
-/* One of the unit's tiles is going to be read. */
+/* Prefetches one of the unit's tiles. */
 FA_DEVICE void fetch_left_tile(const fa_backward_sm90_params *s, const left_unit *u, int number,
                                int thread)
 {
@@ -189,7 +194,7 @@ FA_DEVICE void fetch_left_tile(const fa_backward_sm90_params *s, const left_unit
         ptx_bulk_prefetch(u->ds + i * u->step + (int64_t)number * DS_BYTES, DS_BYTES);
 }
 
-/* The consumers, when they have nothing else to do. */
+/* Executed by the consumers when they have nothing else to do. */
 FA_DEVICE void add_left(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s)
 {

@@ -1,5 +1,6 @@
 /*
- * The last launch of backward_sm90: the sums of dQ, times the scale, become the caller's rows. Bound by memory.
+ * The last launch of backward_sm90: multiplies the sums of dQ by the scale and stores them in the
+ * caller's rows. Bound by memory.
  */
 #include "backward_sm90/backward_sm90.h"
 #include "backward_sm90/whole_rows.cuh"
@@ -34,7 +35,7 @@ FA_KERNEL __launch_bounds__(THREADS)
         const int block = group * (NUM_BLOCKS / GROUPS) + j;
         x[j] = 8 * block < p.a.d ? sums[block * 128] : make_float4(0, 0, 0, 0);
     }
-    /* Without a share of any block nobody has stored the sums: they count as 0. */
+    /* If no block has had a share, the sums have not been stored: they count as 0. */
     const bool none = s.first_stored && s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES] == 0;
     __syncthreads();
 #pragma unroll
@@ -48,7 +49,7 @@ FA_KERNEL __launch_bounds__(THREADS)
             for (int n = 0; n < 4; n++) {
                 const float4 y = x[j + n];
                 const float low = r ? y.z : y.x, high = r ? y.w : y.y;
-                /* Rows behind the last query get zeros, whatever keys they met. */
+                /* Rows after the last query get zeros, whatever keys they were multiplied with. */
                 words[n] = i < tile.n_q && !none ? fa_pack_x2(low * scale, high * scale) : 0;
             }
             char *row = i < tile.room_q

@@ -1,6 +1,6 @@
 /*
- * The fourth launch of backward_sm90, where blocks have shared keys: what they have left is added up, and becomes the caller's
- * rows of dK and dV. Bound by memory.
+ * The fourth launch of backward_sm90, if blocks share keys: adds up the sums that they have left,
+ * and stores the caller's rows of dK and dV. Bound by memory.
  */
 #include "backward_sm90/backward_sm90.h"
 #include "backward_sm90/whole_rows.cuh"
@@ -31,7 +31,8 @@ FA_DEVICE void add_splits(const float4 *from, int64_t step, int splits, float4 x
     }
 }
 
-/* Rows of one gradient, 64 of them for each warpgroup. sums: of the first split; step: from one split to the next. */
+/* Rows of one gradient, 64 for each warpgroup. sums: of the first split; step: from one split to
+ * the next. */
 FA_DEVICE void finish_rows(const fa_key_tile *k, const fa_kernel_view *view, const float *sums,
                            int64_t step, int splits, int dim, int columns, float scale, int first)
 {

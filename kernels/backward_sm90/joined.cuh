@@ -1,29 +1,30 @@
 /*
- * Blocks of a JOINED variant: one launch does what else are three. Blocks are of three kinds:
+ * A JOINED variant does in one launch what otherwise takes three. There are three kinds of blocks:
  *
- *     prepares      rows of queries (log-sum-exp and delta), and zeros in the sums of dQ: prepare.cu
- *     multiplies    KEYS keys: all other files here
- *     finishes      sums of dQ, which become dQ: finish.cu
+ *     prepares      rows of queries (log-sum-exp and delta), and clears sums of dQ: see prepare.cu
+ *     multiplies    KEYS keys: all other files of this folder
+ *     finishes      rounds sums of dQ and stores dQ: see finish.cu
  *
- * The first and the last are bound by memory. In launches of their own tensor cores would wait for
- * them; here they run beside blocks that multiply, and find more of their data in the L2 cache.
+ * Blocks that prepare and finish are bound by memory. In separate launches the tensor cores would
+ * wait for them. Here they run at the same time as blocks that multiply, and find more of their
+ * data in the L2 cache.
  *
- * A unit is a key/value head of a batch item, or a split of it, with its query heads: all that
- * depends on each other is of one unit. Groups of units_together units follow each other in steps.
+ * A unit is a key/value head of a batch item, or a split of it, with its query heads: only blocks
+ * of the same unit depend on each other. Groups of units_together units follow each other in steps.
  * Step t has the blocks that prepare group t, those that multiply for group t - 1, and those that
  * finish group t - 2:
  *
  *     P0 | P1 M0 | P2 M1 F0 | P3 M2 F1 | ... | M(last) F(last - 1) | F(last)
  *
- * Within a step blocks of memory are spread evenly among those that multiply: first those that
- * prepare, then those that finish.
+ * Within a step the blocks bound by memory are spread evenly among those that multiply: first those
+ * that prepare, then those that finish.
  *
- * Two counters of each unit say how far it is. A block that multiplies waits until all slices of its
- * unit's rows are there; one that finishes, until all store warps of the unit's blocks have added
- * what they had. Both wait for blocks of steps before theirs alone, that is of lower numbers. Blocks
- * start in the order of their numbers and stay until they are done. So of the blocks that are not
- * done, the one of the lowest number waits for nobody, and there is no deadlock, however many run at
- * once.
+ * Each unit has two counters of its progress. A block that multiplies waits until all slices of its
+ * unit's rows have been prepared. A block that finishes waits until all store warps of the unit's
+ * blocks have added their dQ. Both wait only for blocks of earlier steps, which have lower numbers.
+ * Blocks start in the order of their numbers and stay until they are done. So among the unfinished
+ * blocks, the one with the lowest number waits for nobody, and there is no deadlock, however many
+ * run at once.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_JOINED_CUH
 #define FA_KERNELS_BACKWARD_SM90_JOINED_CUH
@@ -60,7 +61,7 @@ static_assert(THREADS % LANES == 0 && COLUMN_BLOCKS % 4 == 0 && SUM_BLOCK == 128
 
 typedef enum block_kind { BLOCK_PREPARES, BLOCK_MULTIPLIES, BLOCK_FINISHES } block_kind;
 
-/* number: of the slice, among those of all query heads, or of the block among those that
+/* number: of the slice, among those of all query heads; or of the block, among those that
  * multiply. */
 typedef struct joined_block {
     block_kind kind;
@@ -69,20 +70,20 @@ typedef struct joined_block {
 
 /* ---- The order ------------------------------------------------------------------------------- */
 
-/* Units of the groups in front of this one. */
+/* Units of the groups before this one. */
 FA_DEVICE int32_t units_before(const fa_backward_sm90_params *s, int32_t group)
 {
     return max(0, min(group * s->units_together, s->units));
 }
 
-/* Blocks of the steps in front of this one. */
+/* Blocks of the steps before this one. */
 FA_DEVICE int32_t blocks_before(const fa_backward_sm90_params *s, int32_t step, int32_t tiles)
 {
     return (units_before(s, step) + units_before(s, step - 2)) * s->slices +
            units_before(s, step - 1) * tiles;
 }
 
-/* The planner sees to it that all blocks count in 31 bits. */
+/* The planner ensures that the number of blocks fits in 31 bits. */
 FA_DEVICE joined_block find_joined_block(const fa_attention_params *p,
                                          const fa_backward_sm90_params *s, uint32_t block)
 {
@@ -98,7 +99,7 @@ FA_DEVICE joined_block find_joined_block(const fa_attention_params *p,
                   all = others + (prepared - multiplied) * tiles;
     const int32_t at = number - (prepared + finished) * s->slices - multiplied * tiles;
     const int64_t shares = (int64_t)at * others;
-    const int32_t before = (int32_t)fa_divide(shares, all); /* blocks of memory in front of it */
+    const int32_t before = (int32_t)fa_divide(shares, all); /* blocks bound by memory before it */
     joined_block found = {BLOCK_MULTIPLIES, multiplied * tiles + at - before};
     if (shares - (int64_t)before * all + others < all) return found;
     found.kind = before < prepares ? BLOCK_PREPARES : BLOCK_FINISHES;
@@ -109,7 +110,7 @@ FA_DEVICE joined_block find_joined_block(const fa_attention_params *p,
 
 /* ---- A slice --------------------------------------------------------------------------------- */
 
-/* Query tiles of a head that follow each other. */
+/* Consecutive query tiles of a head. */
 typedef struct row_slice {
     fa_tile tile;   /* the first one; without keys */
     int64_t number; /* of it in the workspace */
@@ -141,7 +142,7 @@ FA_DEVICE float4 *slice_sums(const fa_backward_sm90_params *s, const row_slice *
 
 /* ---- Rows, and zeros for sums ---------------------------------------------------------------- */
 
-/* Of row `first` of a slice, and how many bytes it is from a row to the next. */
+/* Row `first` of a slice, and the distance in bytes from a row to the next. */
 typedef struct row_steps {
     char *first;
     int64_t step;
@@ -155,7 +156,8 @@ FA_DEVICE row_steps find_rows(const fa_kernel_view *view, const row_slice *slice
     return rows;
 }
 
-/* Rows whose elements are loaded eight at once, by LANES lanes each. from: the lane's first row. */
+/* Rows that are loaded with eight elements at once, by LANES lanes each. from: the lane's first
+ * row. */
 FA_DEVICE void load_elements(uint4 x[ROWS_AT_ONCE], const row_steps *rows, int from, int end,
                              bool has_columns)
 {
@@ -179,7 +181,7 @@ FA_DEVICE void clear_sums(const fa_backward_sm90_params *s, const row_slice *sli
                 sums[(n + (int)threadIdx.x / SUM_BLOCK) * SUM_BLOCK] = make_float4(0, 0, 0, 0);
 }
 
-/* The numbers of a query that a lane has of each of its rows. none: of the others. */
+/* A lane's numbers of its rows. none: the value for rows that do not exist. */
 FA_DEVICE void load_numbers(float x[ROWS_AT_ONCE], const float *numbers, int from, int end,
                             float none)
 {
@@ -195,8 +197,8 @@ FA_DEVICE void load_numbers(float x[ROWS_AT_ONCE], const float *numbers, int fro
 /* Rows of the slice. rows: the numbers of its first tile. */
 FA_DEVICE float *rows_of(float *rows, int row) { return rows + (row & ~(QUERIES - 1)); }
 
-/* All loads are issued before the first is used, and zeros are stored meanwhile: a block is there
- * for little longer than memory takes to answer. */
+/* All loads are issued before the first is used, and zeros are stored meanwhile. So a block runs
+ * for little longer than the latency of memory. */
 FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm90_params *s,
                                const row_slice *slice, float *rows)
 {
@@ -226,7 +228,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm
     }
 }
 
-/* Any other rows: a warp each. */
+/* All other rows: a warp for each. */
 FA_DEVICE void prepare_any_rows(const fa_backward_params *p, const row_slice *slice, float *rows)
 {
     const int64_t left = slice->tile.n_q - slice->tile.first;
@@ -244,8 +246,7 @@ FA_DEVICE void prepare_any_rows(const fa_backward_params *p, const row_slice *sl
     }
 }
 
-/* What is stored here, copies of other blocks read and add to: so each thread has a fence for
- * these. */
+/* Copies of other blocks read what is stored here, and add to it. So each thread needs a fence. */
 FA_DEVICE void prepare_slice(const fa_backward_params *p, const fa_backward_sm90_params *s,
                              int32_t number)
 {
@@ -261,8 +262,9 @@ FA_DEVICE void prepare_slice(const fa_backward_params *p, const fa_backward_sm90
     if (threadIdx.x == 0) ptx_counter_add(&s->counters[2 * slice.unit]);
 }
 
-/* A block that multiplies, one thread: waits until the rows of its unit are there, and zeros in its
- * sums. The barrier behind it tells the others, of which those that issue copies have a fence. */
+/* Executed by one thread of a block that multiplies: waits until the rows of its unit have been
+ * prepared and its sums cleared. The next barrier tells the other threads; those that issue copies
+ * have a fence of their own. */
 FA_DEVICE void wait_until_prepared(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                    int64_t number)
 {
@@ -282,16 +284,16 @@ FA_DEVICE void load_quad(float4 x[4], const float4 *sums, int quad)
     for (int n = 0; n < 4; n++) x[n] = sums[n * SUM_BLOCK];
 }
 
-/* The thread's first row of a quad, counted from the slice's first one; the other one is 8
- * behind. */
+/* The thread's first row of a quad, counted from the slice's first row. Its second row comes 8 rows
+ * later. */
 FA_DEVICE int quad_row(int quad)
 {
     const int thread = threadIdx.x % SUM_BLOCK;
     return quad / QUADS * QUERIES + thread / 32 * 16 + thread % 32 / 4;
 }
 
-/* The words of row `row` of the slice, of those two. Rows behind the last query get zeros, whatever
- * keys they met. */
+/* The words of row `row` of the slice, the first or second of these two rows. Rows after the last
+ * query get zeros, whatever keys they were multiplied with. */
 FA_DEVICE void round_quad(uint32_t words[4], const float4 x[4], int r, float scale, bool is_query)
 {
 #pragma unroll
@@ -301,7 +303,8 @@ FA_DEVICE void round_quad(uint32_t words[4], const float4 x[4], int r, float sca
     }
 }
 
-/* Rows whose elements are stored eight at once. All loads are issued before the first is used. */
+/* Rows that are stored with eight elements at once. All loads are issued before the first is
+ * used. */
 FA_DEVICE void finish_vectors(const fa_backward_params *p, const row_slice *slice,
                               const float4 *sums)
 {
@@ -333,7 +336,7 @@ FA_DEVICE void finish_vectors(const fa_backward_params *p, const row_slice *slic
     }
 }
 
-/* Any other rows. */
+/* All other rows. */
 FA_DEVICE void finish_any_rows(const fa_backward_params *p, const row_slice *slice,
                                const float4 *sums)
 {

@@ -1,5 +1,6 @@
 /*
- * Where a block waits for its keys and values: at once behind their loads, or until rows have been cleared as well.
+ * Where a block waits for its keys and values: right after their loads, or until rows have been
+ * cleared as well.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_KEYS_CUH
 #define FA_KERNELS_BACKWARD_SM90_KEYS_CUH
@@ -9,7 +10,8 @@
 #include "backward_sm90/work.cuh"
 #include "ptx/barrier.cuh"
 
-/* Whether a mask or a bias may hide keys, which are then looked through for numbers that are not finite. */
+/* Whether a mask or a bias may hide keys. If so, keys are searched for numbers that are not
+ * finite. */
 FA_DEVICE bool hides_keys(const fa_attention_params *p)
 {
     return HIDES && (p->mask.data || p->bias.data);

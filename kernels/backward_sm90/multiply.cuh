@@ -1,13 +1,15 @@
 /*
- * The five products of a tile. A consumer's scores are transposed: its 64 keys are the rows, 64 queries the columns. So
- * weights and dS are in the registers that dV and dK take them from; for dQ alone dS goes to shared memory.
+ * The five products of a tile. A consumer's scores are transposed: its 64 keys are the rows, 64
+ * queries the columns. So weights and dS are already in the registers that dV and dK read. Only dQ
+ * needs dS in shared memory.
  *
- *     S^T  = K Q^T       head dim 64: K from registers, for shared memory is what bounds it; 128: from shared memory
+ *     S^T  = K Q^T       head dim 64: K from registers, because shared memory is the limit; 128:
+ *                        from shared memory
  *     dP^T = V dO^T      the same
  *     dV  += P^T dO      P^T from registers
  *     dK  += dS^T Q      dS^T from registers
- *     dQ   = dS K        both from shared memory; a consumer computes DQ_COLUMNS columns, from the keys of both,
- *                        and then DQ_REST columns, where there are such
+ *     dQ   = dS K        both from shared memory; a consumer computes DQ_COLUMNS columns from both
+ *                        consumers' keys, and then DQ_REST columns, if there are any
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
 #define FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
@@ -19,8 +21,9 @@
 /* Descriptors count in units of 16 bytes. */
 enum { UNIT = 16 };
 
-/* Scores of a consumer's keys (rows) and a tile's queries. columns: descriptor of their first 64 columns; the same of the rows
- * is `rows`, or `words` holds them; dim: of them; accumulate: 0 if the scores are overwritten. */
+/* Scores of a consumer's keys (rows) and a tile's queries. columns: descriptor of the queries'
+ * first 64 columns. The keys are in `words`, or `rows` is their descriptor. dim: of queries and
+ * keys. accumulate: 0 overwrites the scores. */
 FA_DEVICE void issue_scores(float *scores, const uint32_t *words, uint32_t rows, uint32_t columns,
                             int dim, int accumulate)
 {
@@ -70,7 +73,8 @@ FA_DEVICE void issue_dq(float *dq, uint32_t ds, uint32_t keys)
 
 #if DQ_PARTS > 1
 
-/* dK with dS from shared memory, read across its rows as well. ds: the consumer's half. */
+/* dK, with dS from shared memory, which is read across its rows as well. ds: the consumer's
+ * half. */
 FA_DEVICE void issue_shared_dk(float *dk, uint32_t ds, uint32_t tile)
 {
 #pragma unroll

@@ -1,9 +1,11 @@
 /*
- * The options that change scores or weights: softcap, ALiBi, bias, boolean mask, dropout. The kernel is compiled without any,
- * for one that is there alone, or for all of them, each of which may be there or not.
+ * The options that change scores or weights: softcap, ALiBi, bias, boolean mask, dropout. The
+ * kernel is compiled without any option, for one option alone, or for all of them, each of which
+ * may be present or not.
  *
- * Scores are transposed: of a tile, element 4j + 2r + i of a thread is query 8j + 2 (lane % 4) + i and key r of the thread,
- * the second one 8 behind the first. What is known of an element by one bit is bit 16i + 2j + r of a word.
+ * Scores are transposed: element 4j + 2r + i of a thread's tile is query 8j + 2 (lane % 4) + i and
+ * key r of the thread. The second key comes 8 keys after the first. A set of elements is stored as
+ * a word: an element is bit 16i + 2j + r.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_OPTIONS_CUH
 #define FA_KERNELS_BACKWARD_SM90_OPTIONS_CUH
@@ -20,7 +22,7 @@
 #include "ptx/reduce.cuh"
 #include "ptx/shared.cuh"
 
-/* Whether an option is there. */
+/* Whether an option is present. */
 FA_DEVICE bool has_softcap(const fa_attention_params *p)
 {
     return OPTIONS == FA_SM90_SOFTCAP || ((OPTIONS & FA_SM90_SOFTCAP) && p->softcap > 0.0f);
@@ -36,7 +38,7 @@ FA_DEVICE bool has_dropout(const fa_attention_params *p)
     return OPTIONS == FA_SM90_DROPOUT || ((OPTIONS & FA_SM90_DROPOUT) && p->dropout_threshold);
 }
 
-/* What scores are multiplied by, and sums of the gradients of values. */
+/* The factor of scores, and of the sums of the gradients of values. */
 FA_DEVICE float inner_scale(const fa_attention_params *p)
 {
     return has_softcap(p) ? p->scale / p->softcap : p->scale * FA_LOG2E;
@@ -47,11 +49,11 @@ FA_DEVICE float value_scale(const fa_attention_params *p)
     return WEIGHT_UNIT * (has_dropout(p) ? p->dropout_scale : 1.0f);
 }
 
-/* A tile, for a thread. */
+/* The options of a thread's elements of a tile. */
 typedef struct tile_options {
-    uint32_t sees; /* pairs of a query and a key that are not hidden, but for a bias of -infinity */
+    uint32_t sees;  /* pairs that are not hidden, except by a bias of -infinity */
     uint32_t keeps; /* those that dropout keeps */
-    int query, key; /* the thread's first ones: of the sequence; of the block */
+    int query, key; /* the thread's first ones: in the sequence; in the block */
     int head;
 } tile_options;
 
@@ -61,14 +63,14 @@ typedef struct tile_options {
 
 /* ---- What is seen ---------------------------------------------------------------------------- */
 
-/* Of the numbers 8j + i, j < 8, those before `end`: bit 2j of each. */
+/* Bit 2j is set if the number 8j + i, j < 8, is less than `end`. */
 FA_DEVICE uint32_t bits_before(int end, int i)
 {
     const int count = (end - i + 7) >> 3;
     return 0x5555u & ((1u << 2 * (count < 0 ? 0 : count > 8 ? 8 : count)) - 1);
 }
 
-/* By position and lengths. */
+/* What queries see by position and lengths. */
 FA_DEVICE uint32_t find_seen(const block_work *w, int query, int key)
 {
     uint32_t sees = 0;
@@ -85,7 +87,7 @@ FA_DEVICE uint32_t find_seen(const block_work *w, int query, int key)
     return sees;
 }
 
-/* The sequence and head, for functions that are told no more of a tile. */
+/* The sequence with the tile's head, for functions that get no other description of the tile. */
 FA_DEVICE fa_tile sequence_of(const block_work *w, const tile_options *o)
 {
     fa_tile t;
@@ -102,7 +104,8 @@ FA_DEVICE int64_t first_index(const fa_kernel_view *view, const block_work *w,
     return fa_score_index(view, &t, o->query, w->keys.first + o->key + 8 * r);
 }
 
-/* Takes away what the mask hides; what is hidden already is not read. */
+/* Clears the bits of elements that the mask hides. Elements that are hidden already are not
+ * read. */
 FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, const tile_options *o)
 {
     const int64_t step = mask->stride[2];
@@ -132,8 +135,9 @@ FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, co
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
-/* A block of random bits has those of a query and of both of a thread's keys, for two lanes, which differ in bit 2: their
- * keys are neighbours. So each of the two computes the blocks of every second query, i, and they exchange what they find. */
+/* A block of random bits covers a query and both of a thread's keys, for two lanes that differ in
+ * bit 2, whose keys are adjacent. So each of the two computes the blocks of every second query, i,
+ * and they exchange their results. */
 FA_DEVICE uint32_t find_kept(const fa_attention_params *p, const block_work *w,
                              const tile_options *o)
 {
@@ -162,7 +166,7 @@ FA_DEVICE uint32_t find_kept(const fa_attention_params *p, const block_work *w,
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
-/* Where the thread's first elements are. */
+/* The position of the thread's first elements. */
 FA_DEVICE tile_options find_tile_place(const block_work *w, const tile_cursor *at, int consumer)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
@@ -191,8 +195,8 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 /* Queries whose options are applied together: 8 GROUP. */
 #define GROUP (HEAD_DIM == 64 ? 8 : HEAD_DIM == 256 || OPTIONS == FA_SM90_SOFTCAP ? 1 : 2)
 
-/* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
- * which are 0, it would make NaN of. */
+/* NaN for a key that is not finite. Its row in shared memory is 0, because it may be hidden from
+ * some queries: their weights of it are 0, and 0 times NaN would be NaN. */
 FA_DEVICE float find_poison(const shared_state *state, int key)
 {
 #if HIDES
@@ -203,7 +207,8 @@ FA_DEVICE float find_poison(const shared_state *state, int key)
 #endif
 }
 
-/* Scores become exponents of 2. slopes: the derivative of the softcap. poison: NaN for a key that is not finite. */
+/* Replaces scores by exponents of 2. slopes: the derivative of the softcap. poison: NaN for a key
+ * that is not finite. */
 FA_DEVICE void cap_scores(const fa_attention_params *p, float *scores, float *slopes, float scale,
                           const float poison[2])
 {
@@ -222,7 +227,7 @@ FA_DEVICE void cap_scores(const fa_attention_params *p, float *scores, float *sl
     }
 }
 
-/* first: of the queries 8j, counted from the tile's. */
+/* first: the first of the queries 8j, counted from the tile's first query. */
 FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, const tile_options *o,
                          float *scores, int first)
 {
@@ -236,7 +241,8 @@ FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, cons
                                    distance + (float)(8 * (first + e / 4) + e % 2 - e / 2 % 2 * 8));
 }
 
-/* Elements of a bias in 16 bits, of which the two that differ in i share word 2j + r. A bias that is not seen is not read. */
+/* Elements of a 16-bit bias. The two elements that differ in i share word 2j + r. A bias that no
+ * query sees is not read. */
 FA_DEVICE void read_bias_x2(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
                             uint32_t *x2)
 {
@@ -265,7 +271,7 @@ FA_DEVICE void read_bias_x2(const fa_kernel_view *bias, const block_work *w, con
     }
 }
 
-/* Adds elements that read_bias_x2, or who stands for it, has loaded. */
+/* Adds elements that read_bias_x2, or another function, has loaded. */
 FA_DEVICE void add_bias_x2(const uint32_t *x2, float *scores, int dtype)
 {
 #pragma unroll
@@ -276,10 +282,11 @@ FA_DEVICE void add_bias_x2(const uint32_t *x2, float *scores, int dtype)
     }
 }
 
-/* Whether a bias of 32 bits is added in front of all else: there is no softcap, and registers are few. */
+/* Whether a 32-bit bias is added before everything else: there is no softcap, and registers are
+ * scarce. */
 #define FLOATS_FIRST (OPTIONS == FA_SM90_BY_ROWS)
 
-/* Scores become exponents of 2, with a bias of 32 bits, 16 of a thread's elements at a time. */
+/* Replaces scores by exponents of 2, with a 32-bit bias, 16 of a thread's elements at a time. */
 FA_DEVICE void add_float_bias(const fa_kernel_view *bias, const block_work *w,
                               const tile_options *o, float *scores, float scale)
 {
@@ -311,7 +318,7 @@ FA_DEVICE void add_float_bias(const fa_kernel_view *bias, const block_work *w,
     }
 }
 
-/* The compiler knows dtype. A bias that is not seen is not read. */
+/* The compiler knows dtype. A bias that no query sees is not read. */
 FA_DEVICE void add_bias_of(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
                            float *scores, int first, int dtype)
 {
@@ -332,7 +339,7 @@ FA_DEVICE void add_bias_of(const fa_kernel_view *bias, const block_work *w, cons
     }
 }
 
-/* x2: what read_bias_x2 has loaded, or NULL. */
+/* x2: the elements that read_bias_x2 has loaded, or NULL. */
 FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
                         const uint32_t *x2, float *scores, int first)
 {
@@ -350,8 +357,9 @@ FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const t
 
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
-/* Scores become weights, packed without those that are dropped, and weights times the softcap's slope, of which dS is made.
- * bias_x2: a bias of 16 bits that has been loaded, or NULL. What is hidden has the weight 0, whatever the score and the log-sum-exp. */
+/* Replaces scores by two results: packed weights without those that are dropped, and weights times
+ * the softcap's slope, from which dS is computed. bias_x2: a 16-bit bias that has been loaded, or
+ * NULL. A hidden element has the weight 0, whatever its score and the log-sum-exp are. */
 FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_state *state,
                                   const block_work *w, const tile_options *o, uint32_t *bias_x2,
                                   float *scores, uint32_t *weights, float scale, uint32_t rows,
@@ -363,7 +371,7 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
         add_float_bias(&p->bias, w, o, scores, scale);
         scale = 1.0f;
 #pragma unroll
-        for (int n = 0; n < SCORES / 2; n++) bias_x2[n] = 0; /* there is none left */
+        for (int n = 0; n < SCORES / 2; n++) bias_x2[n] = 0; /* the bias has been added */
     }
 #pragma unroll
     for (int first = 0; first < QUERIES / 8; first += GROUP) {
@@ -397,7 +405,7 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
     }
 }
 
-/* What dropout leaves of dP. A product with a dropped weight's dP is 0, whatever dP. */
+/* Applies dropout to dP. The product of a dropped weight and its dP is 0, whatever dP is. */
 FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *o, float *dp)
 {
     if (!has_dropout(p)) return;
@@ -408,8 +416,8 @@ FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *
 
 /* ---- The gradient of the bias ---------------------------------------------------------------- */
 
-/* Stores dS of a tile in dbias, or adds it to the sums of dbias. The compiler knows dtype and adds. A sequence that is longer than
- * dbias, which a caller has been told not to pass, is cut. */
+/* Stores dS of a tile in dbias, or adds it to the sums of dbias. The compiler knows dtype and adds.
+ * A sequence that is longer than dbias, which the API forbids, is cut. */
 FA_DEVICE void put_bias_gradients(const fa_backward_params *p, const fa_kernel_view *dbias,
                                   const block_work *w, const tile_options *o, const float *ds,
                                   int dtype, bool adds)

@@ -1,6 +1,7 @@
 /*
- * A consumer's tile at head dims 192 and 128, whose sums of 64 keys are 160 registers. Of the 240, products can have 216. So there
- * is room for one tile of scores beside the sums, which S, dP and dQ use in turn:
+ * A consumer's tile at head dims 192 and 128, where the sums of 64 keys are 160 registers. Of the
+ * 240 registers, products can use 216. So there is room for one tile of scores besides the sums,
+ * which S, dP and dQ use in turn:
  *
  *     --- its turn
  *     dQ   = dS K             of the tile before, 64 of the consumer's 96 columns
@@ -32,20 +33,21 @@
 
 enum { REST_SUMS = DQ_REST / 2 };
 
-/* The DQ_REST columns of all keys: those of both consumers share the last block of 64. */
+/* The DQ_REST columns of all keys. The columns of both consumers share the last block of 64. */
 FA_DEVICE uint32_t rest_columns(const consumer_state *c)
 {
     return c->base + ACROSS(KEY_BLOCK) +
            (uint32_t)((CONSUMERS * KEY_BLOCK + c->number * (DQ_REST * 2)) / UNIT);
 }
 
-/* dQ of the tile before tile `count`. With the first tile it is dQ of nothing. */
+/* The descriptor of dS of the tile before tile `count`. With the first tile the dQ of it is not
+ * used. */
 FA_DEVICE uint32_t ds_before(const consumer_state *c, int count)
 {
     return ds_tile(c, count > 0 ? count - 1 : DS_BUFFERS - 1);
 }
 
-/* A part of dQ, which is there, for the store warp. */
+/* Stores a part of dQ that has been computed, for the store warp. */
 FA_DEVICE void share_part(const pipeline *pipe, const consumer_state *c, const float *dq,
                           int columns, int use)
 {
@@ -59,8 +61,8 @@ FA_DEVICE void share_part(const pipeline *pipe, const consumer_state *c, const f
     share_dq(pipe, c, use);
 }
 
-/* The products of tile `count`, whose weights and dS are there. Behind it dQ's second part has been issued, and its first part
- * has left. */
+/* The products of tile `count`, whose weights and dS are available. Afterwards dQ's second part has
+ * been issued, and its first part has been shared. */
 FA_DEVICE void issue_products(const pipeline *pipe, consumer_state *c, float *rest, int count)
 {
     const int stage = stage_of(count);
@@ -82,14 +84,14 @@ FA_DEVICE void issue_products(const pipeline *pipe, consumer_state *c, float *re
     issue_dq_rest(rest, ds_before(c, count), rest_columns(c));
 }
 
-/* The second part of dQ, which is there. */
+/* Stores the second part of dQ, which has been computed. */
 FA_DEVICE void share_rest(const pipeline *pipe, const consumer_state *c, float *rest, int count)
 {
     wait_for_dq_buffer(pipe, c, DQ_PARTS * count + 1);
     share_part(pipe, c, rest, DQ_REST, DQ_PARTS * count + 1);
 }
 
-/* A number of the block's work, read anew at each call: there is no register to hold it. */
+/* Reads a number of the block's work again at each call, because no register is free to hold it. */
 FA_DEVICE int read_number(const int32_t *number) { return *(const volatile int32_t *)number; }
 
 /* Exponents of the weights, in registers of their own. */
@@ -105,7 +107,7 @@ FA_DEVICE void find_exponents(float *x, const float *scores, float scale, uint32
     }
 }
 
-/* Sums of dP begin with -delta, so that nothing has to be loaded behind the product. */
+/* Sums of dP begin with -delta, so that nothing needs to be loaded after the product. */
 FA_DEVICE void begin_dp(float *dp, uint32_t rows)
 {
 #pragma unroll
@@ -117,7 +119,8 @@ FA_DEVICE void begin_dp(float *dp, uint32_t rows)
     }
 }
 
-/* Weights, and dP less delta, become operands. masked: a weight of 0 has no gradient, whatever dP. */
+/* Computes operands from weights and from dP - delta. masked: if a weight is 0, its dS is 0
+ * whatever dP is. */
 FA_DEVICE void weigh_gradients(consumer_state *c, const float *weights, uint32_t *ds, bool masked)
 {
 #pragma unroll
@@ -134,7 +137,7 @@ FA_DEVICE void weigh_gradients(consumer_state *c, const float *weights, uint32_t
     }
 }
 
-/* Weights and dS of tile `at`, whose scores are there. */
+/* Computes weights and dS of tile `at`, whose scores are available. */
 FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                             const tile_cursor *at, bool masked)
 {
@@ -149,7 +152,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
     ptx_register_fence(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, c->scores, stage);
-    /* Always. The assembler would move this behind the wait, if it could see that. */
+    /* Always true. If the assembler could see that, it would move this after the wait. */
     if (p->d_v > 0) {
 #pragma unroll
         for (int e = 0; e < SCORES; e++) weights[e] = ptx_ex2(weights[e]);
@@ -181,7 +184,7 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     make_weights(pipe, &p->a, c, at, true);
 }
 
-/* Multiplies the tile in front of `at`, and makes weights and dS of that one. */
+/* Multiplies the tile before `at`, and computes weights and dS of tile `at`. */
 FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                             const tile_cursor *at, bool masked)
 {
@@ -199,7 +202,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
     release_q(pipe, c, count);
     ptx_wgmma_wait(1);
     ptx_register_fence(rest, REST_SUMS);
-    let_other_issue(c); /* which may store to a buffer of dS that has been read here */
+    let_other_issue(c); /* it may overwrite a buffer of dS that has been read here */
     if (count > 0) free_ds(c);
     share_rest(pipe, c, rest, count);
     ptx_wgmma_wait(0);
@@ -223,8 +226,8 @@ FA_DEVICE void consume_tiles(const pipeline *pipe, const fa_backward_params *p, 
     }
 }
 
-/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind consumer 0's one. Meanwhile the sums
- * are stored. */
+/* The products of the last tile. Its dQ needs another turn, because consumer 1 stores its dS after
+ * consumer 0. The sums are stored meanwhile. */
 FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                             int end)
 {

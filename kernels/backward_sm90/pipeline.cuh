@@ -1,6 +1,6 @@
 /*
- * What the warps of a block share: buffers in dynamic shared memory, and the barriers that they are
- * acquired and released by.
+ * The state that the warps of a block share: buffers in dynamic shared memory, and the barriers by
+ * which they are acquired and released.
  *
  *   barriers              buffers                         filled by              released by
  *   k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
@@ -14,10 +14,10 @@
  *   bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
  *   left                  all of dS, in the workspace     store warps            -
  *
- * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored
- * before a turn is read behind it. Where there are two, consumer 0 stores dS while consumer 1 may
- * still read the buffer, and waits (NAMED_BARRIER_DS); consumer 1 has been handed the turn by a
- * consumer that has read it.
+ * The DS_BUFFERS tiles of dS need no mbarriers: consumers take turns (NAMED_BARRIER_ISSUE), and
+ * what is stored before a turn is read after it. If there are two buffers, consumer 0 stores dS
+ * while consumer 1 may still read the buffer, so it waits (NAMED_BARRIER_DS). Consumer 1 gets its
+ * turn from consumer 0, which has read the buffer by then.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
 #define FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
@@ -44,13 +44,13 @@ typedef struct shared_state {
     bool adds_left; /* this block is the last of its unit (dbias_sums.cuh) */
 #endif
 #if HIDES
-    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
+    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are cleared */
     uint32_t blind[QUERIES / 32]; /* the load warp's: bits of queries of a tile that see no key */
 #endif
 } shared_state;
 static_assert(STATIC_SMEM == 0 || sizeof(shared_state) <= STATIC_SMEM, "as the planner counts");
 
-/* Where the buffers begin, in bytes behind the keys. */
+/* Where the buffers begin, in bytes from the end of the keys. */
 enum {
     V_AT = KEY_BYTES,
     Q_AT = V_AT + VALUE_BYTES,
@@ -69,7 +69,7 @@ typedef struct pipeline {
     int dbias_mapped;
 #endif
 #if PERSISTENT
-    const block_work *work; /* a role's, at the time */
+    const block_work *work; /* the work tile of a role at the moment */
 #endif
 } pipeline;
 
@@ -82,7 +82,8 @@ FA_DEVICE const block_work *work_of(const pipeline *pipe)
 #endif
 }
 
-/* Whether dbias is made of dS in 32 bits, in the buffer of dQ: that is used twice a tile then. */
+/* Whether dbias is stored from dS in 32 bits, through the buffer of dQ, which is then used twice a
+ * tile. */
 FA_DEVICE bool shares_dbias(const pipeline *pipe)
 {
 #if BIAS_TILE
@@ -107,8 +108,8 @@ FA_DEVICE bool leaves_ds(const pipeline *pipe)
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
-/* A consumer takes its buffers of dQ in turn; uses are numbered from 0. The offset of a use's
- * buffer from the consumer's first one, in bytes. */
+/* A consumer uses its buffers of dQ in turn; uses are numbered from 0. The offset in bytes of a
+ * use's buffer from the consumer's first one. */
 FA_DEVICE int dq_buffer(int use) { return (int)((uint32_t)use % DQ_BUFFERS) * CONSUMERS * DQ_PART; }
 
 /* The barrier by which a consumer acquires the buffer of a use. */
@@ -118,7 +119,7 @@ FA_DEVICE uint64_t *dq_empty(shared_state *state, int consumer, int use)
 }
 
 /* The barrier at which a consumer arrives when it has filled the buffer of a use. Store warps that
- * serve the same consumer have a barrier each, so that no barrier gets a phase ahead of a warp that
+ * serve the same consumer have a barrier each, so that no barrier is a phase ahead of a warp that
  * waits. */
 FA_DEVICE uint64_t *dq_full(shared_state *state, int consumer, int use)
 {
@@ -132,7 +133,8 @@ FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS);
 /* Named barriers. */
 enum {
     NAMED_BARRIER_BLOCK, /* of __syncthreads */
-    NAMED_BARRIER_ISSUE, /* of consumer 0, then of consumer 1: where it waits until it may issue products */
+    /* Of consumer 0, then of consumer 1: where it waits until it may issue products. */
+    NAMED_BARRIER_ISSUE,
     NAMED_BARRIER_DS =
         NAMED_BARRIER_ISSUE + CONSUMERS, /* where consumer 0 waits until dS has been read */
     NAMED_BARRIER_CONSUMERS
@@ -184,7 +186,7 @@ FA_DEVICE void init_barriers(shared_state *state)
 
 FA_DEVICE int work_parity(int number) { return number / WORKS & 1; }
 
-/* A role takes work tile `number`, when it has been described; false at the end. */
+/* A role acquires work tile `number` when it has been described; false at the end. */
 FA_DEVICE bool acquire_work_tile(pipeline *own, int number)
 {
     const block_work *w =
@@ -194,7 +196,7 @@ FA_DEVICE bool acquire_work_tile(pipeline *own, int number)
     return !w->ends;
 }
 
-/* A warp needs the description no longer. leader: the lane that says so. */
+/* A warp no longer needs the description. leader: the lane that arrives. */
 FA_DEVICE void release_work_tile(const pipeline *own, int number, int leader)
 {
     ptx_mbarrier_arrive_if(&own->state->work_empty[number % WORKS], leader);

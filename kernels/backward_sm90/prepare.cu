@@ -1,7 +1,8 @@
 /*
- * The first launch of backward_sm90: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ; where they
- * are wanted, delta for later launches, and zeros in the counters of dS that is left. Bound by memory. The last heads come
- * first: those that the next launch begins with are in the L2 cache then.
+ * The first launch of backward_sm90: computes the log-sum-exp and delta of a tile of queries, and
+ * clears the sums of dQ. If needed, it also stores delta for later launches, and clears the
+ * counters of dS that is left. Bound by memory. The last heads come first, so that the heads with
+ * which the next launch begins are in the L2 cache then.
  */
 #include "backward_sm90/backward_sm90.h"
 
@@ -22,8 +23,8 @@ enum {
     SUM_VECTORS = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM) / 16
 };
 
-/* Rows whose elements are loaded eight at once, by LANES lanes each. All loads are issued before the first is used. from: the
- * first of the rows. */
+/* Rows that are loaded with eight elements at once, by LANES lanes each. All loads are issued
+ * before the first is used. from: the first of the rows. */
 FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float *rows, int from)
 {
     const int lane = threadIdx.x % LANES, first = from + (int)(threadIdx.x / LANES);
@@ -50,7 +51,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
     }
 }
 
-/* Any other rows: a warp each. */
+/* All other rows: a warp for each. */
 FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float *rows)
 {
 #pragma unroll 1
@@ -61,7 +62,7 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float
     }
 }
 
-/* Delta of the tile's rows, for launches that want it, as the block has prepared it. */
+/* Stores delta of the tile's rows, which the block has prepared, for launches that need it. */
 FA_DEVICE void leave_delta(const fa_backward_params *p, const fa_tile *t, const float *rows,
                            float *delta)
 {

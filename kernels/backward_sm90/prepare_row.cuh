@@ -10,8 +10,8 @@
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 
-/* A query's numbers. Rows that weights are 0 in have the log-sum-exp infinity: those without keys,
- * and those behind the last query. lse: -infinity for these; delta: 0 for these. */
+/* A query's numbers. The log-sum-exp is infinity for rows whose weights must be 0: those without
+ * keys, and those after the last query. For such rows lse is -infinity and delta is 0. */
 FA_DEVICE void put_numbers(float *numbers, float lse, float delta)
 {
     const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
@@ -19,8 +19,8 @@ FA_DEVICE void put_numbers(float *numbers, float lse, float delta)
     numbers[FA_BACKWARD_SM90_QUERIES] = delta / (float)(1 << bits);
 }
 
-/* Row `row` behind the tile's first one. product: of dout and out. rows: the tile's numbers; for a
- * row of a tile behind, 64 of them further for each 64 rows. */
+/* Row `row`, counted from the tile's first one. product: of dout and out. rows: the tile's numbers;
+ * every 64 rows, the next tile's numbers follow 64 rows later. */
 FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int row, float product,
                            float *rows)
 {
@@ -33,7 +33,7 @@ FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int ro
     put_numbers(rows, lse, delta);
 }
 
-/* The product of two rows, of each of which `lanes` lanes have eight elements. */
+/* The product of two rows. Each of `lanes` lanes has eight elements of both. */
 FA_DEVICE float multiply_row(const uint32_t x[4], const uint32_t y[4], int lanes)
 {
     float sum = 0.0f;

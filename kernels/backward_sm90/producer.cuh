@@ -1,6 +1,7 @@
 /*
- * The warps that move data: one loads keys, values, and the tiles of queries and of dout; two add the consumers' columns
- * of dQ to those in global memory, and store dbias; one loads tiles of a bias.
+ * The warps that move data. One loads keys, values, and the tiles of queries and of dout. Two add
+ * the consumers' columns of dQ to the sums in global memory, and store dbias. One loads tiles of a
+ * bias.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
@@ -16,13 +17,13 @@
 #include "ptx/semaphore.cuh"
 #include "ptx/tma.cuh"
 
-/* What a warp that loads has of its own. */
+/* The state of a warp that loads. */
 #ifndef LOADER
 #define LOADER(state) (state)
 #endif
 
 /* Where tiles are loaded from: the map; the indices of the head and of the entry of axis 0; the
- * number of blocks of 64 columns, and the first one. */
+ * number of blocks of 64 columns, and the first of them. */
 typedef struct tile_source {
     const fa_sm90_map *map;
     int head, block, blocks, first;
@@ -35,11 +36,11 @@ FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *ste
     return from;
 }
 
-/* The rows of a tile that stay: those in [from, to) of it. */
+/* The rows of a tile that are kept: [from, to). The others are cleared. */
 typedef struct kept_rows {
     int from, to;
 #if HIDES
-    const uint32_t *blind; /* bits of queries that do not stay either; NULL: of keys */
+    const uint32_t *blind; /* bits of queries that are cleared as well; NULL: the tile has keys */
 #endif
 } kept_rows;
 
@@ -74,7 +75,7 @@ FA_DEVICE bool has_blind(const kept_rows *kept)
 #endif
 }
 
-/* A lane clears every 32nd row. */
+/* Each lane clears every 32nd row. */
 FA_DEVICE void clear_rows(char *shared, int rows, int blocks, const kept_rows *kept)
 {
 #pragma unroll 1
@@ -90,7 +91,7 @@ FA_DEVICE void clear_rows(char *shared, int rows, int blocks, const kept_rows *k
     __syncwarp();
 }
 
-/* One thread. */
+/* Executed by one thread. */
 FA_DEVICE void issue_tile(const tile_source *from, char *shared, int rows, int row, uint64_t *full)
 {
     ptx_mbarrier_arrive_expect(full, from->blocks * rows * 128);
@@ -100,8 +101,8 @@ FA_DEVICE void issue_tile(const tile_source *from, char *shared, int rows, int r
                         row, from->head, from->block);
 }
 
-/* Loads a tile of `rows` rows from row `row` on and arrives at `full`, before which the warp clears rows that are not
- * to stay. */
+/* Loads a tile of `rows` rows, starting at row `row`. Before the warp arrives at `full`, it clears
+ * rows that are not kept. */
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
                          int row, uint64_t *full, const kept_rows *kept)
 {
@@ -119,14 +120,14 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
     __syncwarp();
 }
 
-/* The same of keys or values. Rows count from key `first` of the work tile. */
+/* The same for keys or values. Rows count from key `first` of the work tile. */
 FA_DEVICE kept_rows keep_keys(const block_work *w, int first)
 {
     return keep_rows(w->clear_before_key - first, w->clear_from_key - first);
 }
 
-/* Keys or values, whose loads have been issued: clears rows that are not to stay. Without such rows consumers wait for the loads
- * alone. */
+/* Keys or values whose loads have been issued: clears rows that are not kept. If all rows are kept,
+ * consumers wait only for the loads. */
 FA_DEVICE void finish_keys(const pipeline *pipe, int at, int blocks, uint64_t *loaded,
                            uint64_t *full)
 {
@@ -164,7 +165,8 @@ FA_DEVICE void clear_row(char *shared, int row, int blocks)
             make_float4(0, 0, 0, 0);
 }
 
-/* Keys that a mask or a bias may hide: those that are not finite are cleared, and found in bad_keys. */
+/* Keys that a mask or a bias may hide: those that are not finite are cleared and marked in
+ * bad_keys. */
 FA_DEVICE void finish_hidden_keys(const pipeline *pipe)
 {
     shared_state *state = pipe->state;
@@ -186,8 +188,9 @@ FA_DEVICE void finish_hidden_keys(const pipeline *pipe)
     if (lane == 0) ptx_mbarrier_arrive(&state->k_full);
 }
 
-/* Finds the queries of a tile from which masks or a bias hide all keys: they may hold NaN as well. prepare.cu gives them the
- * log-sum-exp infinity and delta 0. number: of the tile in the workspace. */
+/* Finds the queries of a tile from which masks or a bias hide all keys: they may hold NaN as
+ * well. prepare.cu gives them the log-sum-exp infinity and delta 0. number: of the tile in the
+ * workspace. */
 FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
                           const fa_backward_sm90_params *s, int64_t number)
 {
@@ -208,14 +211,15 @@ FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
 
 /* ---- What a block loads ---------------------------------------------------------------------- */
 
-/* Those that the first loads of queries and dout need. */
+/* Prefetches the maps for the first loads of queries and dout. */
 FA_DEVICE void prefetch_maps(const fa_backward_sm90_params *s)
 {
     ptx_tma_prefetch(&s->q);
     ptx_tma_prefetch(&s->dout);
 }
 
-/* Issues the loads of the block's keys and values, by the thread that has initialized the barriers. */
+/* Issues the loads of the block's keys and values. Executed by the thread that has initialized the
+ * barriers. */
 FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s,
                           const block_work *own)
 {
@@ -237,10 +241,11 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
 #endif
 }
 
-#if !PERSISTENT /* which has a scheduler warp: schedule.cuh */
+#if !PERSISTENT /* a persistent block has a scheduler warp: schedule.cuh */
 
-/* A thread of each warp of the first warpgroup: initializes the barriers, issues the loads of keys and values as soon as it is
- * known which they are, and describes the block's work. Returns whether there are loads. */
+/* Executed by one thread of each warp of the first warpgroup: initializes the barriers, issues the
+ * loads of keys and values as soon as the keys are known, and describes the block's work. Returns
+ * whether there are loads. */
 FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
                            const fa_backward_sm90_params *s, int64_t block)
 {
@@ -257,7 +262,7 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
     return any;
 }
 
-/* A block without work stays until nothing is written to its shared memory any more. */
+/* A block without work does not end before nothing more is written to its shared memory. */
 FA_DEVICE void wait_for_keys(const pipeline *pipe)
 {
     ptx_mbarrier_wait(&pipe->state->k_loaded, 0);
@@ -290,7 +295,7 @@ FA_DEVICE int64_t number_of(const fa_backward_sm90_params *s, const block_work *
     return w->number + at->head * s->q_tiles + at->tile;
 }
 
-/* The rows of a tile of queries, and of its dout, that stay. */
+/* The rows of a tile of queries, and of its dout, that are kept. */
 FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params *p,
                                  const fa_backward_sm90_params *s, const tile_cursor *at)
 {
@@ -308,7 +313,7 @@ FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params
 
 #if JOINED
 
-/* One thread: says that what it has added to the sums is there. */
+/* Executed by one thread: counts that its additions to the sums are complete. */
 FA_DEVICE void count_additions(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
     ptx_bulk_wait(0);
@@ -323,7 +328,7 @@ FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_par
                                 const tile_cursor *at, int stage, uint64_t *full)
 {
     if (threadIdx.x % 32 != 0) return;
-    /* What other blocks have stored (wait_until_prepared in joined.cuh) is read by a copy. */
+    /* A copy reads what other blocks have stored (wait_until_prepared in joined.cuh). */
     if (JOINED && at->count == 0) ptx_fence_proxy_async_global();
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
     ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
@@ -361,8 +366,8 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
-/* The warp that loads. In a persistent block it loads keys and values as well, behind the first
- * tile, whose stages are free sooner. */
+/* The load warp. In a persistent block it also loads keys and values, after the first tile, because
+ * the stages of that tile are free sooner. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                        const fa_backward_sm90_params *s)
 {
@@ -375,7 +380,8 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
         if (at.count > first_count(w)) continue;
 #if PERSISTENT
         if (threadIdx.x % 32 == 0) issue_keys(pipe, s, w);
-        __syncwarp(); /* nobody looks at a barrier of keys before those in front have been loaded */
+        /* No lane tests a barrier of keys before the previous keys have been loaded. */
+        __syncwarp();
 #endif
         finish_k(pipe, p);
         finish_v(pipe);
@@ -384,7 +390,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
 
 #if PERSISTENT
 
-/* Leaves a stage to the consumers, who store gradients through it. */
+/* Passes a stage to the consumers, who store gradients through it. */
 FA_DEVICE void leave_room(const pipeline *pipe, int count)
 {
     shared_state *state = pipe->state;
@@ -394,7 +400,7 @@ FA_DEVICE void leave_room(const pipeline *pipe, int count)
     if (threadIdx.x % 32 != 0) return;
     ptx_mbarrier_arrive(&state->q_full[stage]);
     ptx_mbarrier_arrive(&state->dout_full[stage]);
-    ptx_mbarrier_arrive(&state->dout_full[stage]); /* for rows and for dout */
+    ptx_mbarrier_arrive(&state->dout_full[stage]); /* one for the rows, one for dout */
 }
 
 FA_DEVICE void produce_work_tiles(const pipeline *block, const fa_attention_params *p,
@@ -428,7 +434,7 @@ FA_DEVICE score_box find_box(const block_work *w, const fa_sm90_steps *step, con
     return box;
 }
 
-/* The warp that loads the bias, one lane of it. */
+/* The warp that loads the bias. Executed by one lane of it. */
 FA_DEVICE void produce_bias(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
@@ -446,8 +452,8 @@ FA_DEVICE void produce_bias(const pipeline *pipe, const fa_backward_sm90_params 
 
 #endif
 
-/* A consumer's half of dS of a tile, rounded as products take it, becomes its elements of dbias: those that dbias has. Or it is left
- * for the sums of its unit. */
+/* Copies a consumer's half of a tile of dS, in 16 bits as products read it, to its elements of
+ * dbias, as far as these exist. Or leaves it for the sums of its unit. */
 FA_DEVICE void store_dbias(const pipeline *pipe, const fa_backward_sm90_params *s,
                            const tile_cursor *at, int consumer)
 {
@@ -469,7 +475,7 @@ FA_DEVICE void store_dbias(const pipeline *pipe, const fa_backward_sm90_params *
 
 #if BIAS_TILE
 
-/* The same of dS in 32 bits, from the buffer of dQ. */
+/* The same for dS in 32 bits, from the buffer of dQ. */
 FA_DEVICE void put_float_dbias(const pipeline *pipe, const fa_backward_sm90_params *s,
                                const tile_cursor *at, int consumer)
 {
@@ -484,8 +490,8 @@ FA_DEVICE void put_float_dbias(const pipeline *pipe, const fa_backward_sm90_para
 
 #endif
 
-/* A consumer's columns of dQ: their sums of tile `number` in the workspace, the semaphore of these,
- * and the consumer's buffer. */
+/* Three functions of a consumer's columns of dQ: the sums of tile `number` in the workspace, their
+ * semaphore, and the consumer's buffer. */
 FA_DEVICE float *sums_at(const fa_backward_sm90_params *s, int64_t number, int consumer)
 {
     return s->sums + number * (SUM_BYTES / 4) + consumer * (SUM_BYTES / 4 / CONSUMERS);
@@ -503,7 +509,7 @@ FA_DEVICE const char *dq_at(const pipeline *pipe, int consumer, int use)
 
 #if DQ_PARTS > 1
 
-/* The same of a part of these columns. */
+/* The same for a part of these columns. */
 FA_DEVICE float *part_at(const fa_backward_sm90_params *s, int64_t number, int consumer, int part)
 {
     const int column =
@@ -513,7 +519,8 @@ FA_DEVICE float *part_at(const fa_backward_sm90_params *s, int64_t number, int c
 
 #endif
 
-/* Adds a tile's dQ to the sums when it is there, and releases the buffer. Parts of it use the buffer one after the other. */
+/* Waits for a tile's dQ, adds it to the sums and releases the buffer. The parts of dQ use the
+ * buffer one after the other. */
 FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                            const fa_backward_sm90_params *s, int consumer, int64_t number,
                            const tile_cursor *next, int use)
@@ -546,17 +553,18 @@ FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
 #endif
 }
 
-/* One lane of a store warp: adds a tile's dQ, which the consumer stores one tile later, to the
- * sums. use: the number of the use of the consumer's buffer; use 0 holds no dQ.
+/* Executed by one lane of a store warp: adds a tile's dQ, which the consumer stores one tile
+ * later, to the sums. use: the number of the use of the consumer's buffer; use 0 holds no dQ.
  *
- * Where sums have one order, a key tile is added when all key tiles before it have been added. The
+ * If sums have one order, a key tile is added when all key tiles before it have been added. The
  * warp waits only for blocks of lower numbers, which start no later and do not wait for this
  * block. After ptx_bulk_wait an addition is complete and visible to this thread. The semaphore
  * makes it visible to the thread of the next block, and the fence to that thread's copies.
  *
- * With a tile's dQ the consumer shares dS of the next tile; with use 0, dS of the first tile. There
- * are three buffers of dS. The consumer stores to the same one again only after the buffer of dQ
- * has been released once more. By then all stores of dS but the last have been read. */
+ * Together with a tile's dQ the consumer shares dS of the next tile; with use 0, dS of the first
+ * tile. There are three buffers of dS. The consumer stores to the same one again only after the
+ * buffer of dQ has been released once more. By then all stores of dS but the last have been
+ * read. */
 FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int consumer, const tile_cursor *at,
                              const tile_cursor *next, int use)
@@ -594,8 +602,8 @@ FA_DEVICE void skip_dq(const pipeline *pipe, const fa_backward_sm90_params *s, i
 
 #if BIAS_TILE
 
-/* A consumer's store warp where dS in 32 bits and dQ alternate: dS of a tile, then dQ of the tile
- * before. */
+/* A consumer's store warp if dS in 32 bits and dQ alternate: dS of a tile, then dQ of the previous
+ * tile. */
 FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params *p,
                                   const fa_backward_sm90_params *s, int consumer)
 {
@@ -640,8 +648,8 @@ FA_DEVICE dq_turn find_turn(const fa_backward_sm90_params *s, const block_work *
     return turn;
 }
 
-/* Adds what the buffer holds to the sums, or stores it if it is the first, so that nobody needs to
- * clear these. */
+/* Adds the buffer to the sums, or stores it if it is the first share, so that the sums need not be
+ * cleared. */
 FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, const dq_turn *turn)
 {
     const int bytes = SUM_BYTES / HEAD_DIM * DQ_COLUMNS;
@@ -652,8 +660,8 @@ FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, co
 }
 
 /* A store warp of an ORDERED variant. Three warps take the consumers' buffers in turn, because a
- * warp takes longer than a tile from its turn at a semaphore to handing it on. While an addition is
- * on its way, the warp looks whether its next turn has come. */
+ * warp takes longer than a tile from its turn at a semaphore to the next warp's turn. While an
+ * addition is in progress, the warp checks whether its next turn has come. */
 FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int warp)
 {
@@ -712,7 +720,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
 {
     const block_work *w = work_of(pipe);
     if (!PERSISTENT && w->tiles == 0) return;
-    if (JOINED) ptx_fence_proxy_async_global(); /* before additions to zeros of other blocks */
+    if (JOINED) ptx_fence_proxy_async_global(); /* of sums that others cleared */
 #if BIAS_TILE
     if (shares_dbias(pipe)) {
         store_dq_and_dbias(pipe, p, s, warp);
@@ -733,7 +741,8 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
         store_tile_dq(pipe, p, s, warp, &at, &next, next.count);
     }
 #endif
-    ptx_bulk_wait_read(0); /* the block's shared memory must stay until all has been read */
+    /* The block's shared memory must stay until everything has been read. */
+    ptx_bulk_wait_read(0);
 }
 
 #if PERSISTENT

@@ -13,23 +13,25 @@
 
 enum { DELTA_AT = ROW_BYTES / 2 /* of a tile's rows */ };
 
-/* Times this a weight is what it should be. */
+/* The factor by which a weight becomes its true value. */
 #define WEIGHT_UNIT (1.0f / (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT)))
 
-/* What a weight is multiplied by. */
+/* The factor of the weight in dS. */
 FA_DEVICE float subtract_delta(float dp, float delta)
 {
     return FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT) ? fmaf(dp, WEIGHT_UNIT, -delta) : dp - delta;
 }
 
-/* Where the lane's part of the rows of a tile is: the log-sum-exp of 4 of each 16 queries; delta DELTA_AT behind. */
+/* Where the lane's part of a tile's rows begins: the log-sum-exp of 4 of each 16 queries. Delta is
+ * DELTA_AT bytes later. */
 FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
 {
     return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
            (uint32_t)threadIdx.x % 4 * 16;
 }
 
-/* Numbers of the lane's 4 queries of 16: those of element 4j + 2r + i of its scores are number 2j + i. */
+/* Numbers of the lane's 4 queries of 16. Number 2j + i belongs to element 4j + 2r + i of its
+ * scores. */
 FA_DEVICE void load_four_rows(float *numbers, uint32_t address)
 {
     const uint4 x = ptx_ld_shared_v4(address);

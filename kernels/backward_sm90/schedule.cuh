@@ -1,6 +1,5 @@
 /*
- * The scheduler warp of a persistent block: which work tiles are the block's, and their
- * descriptions.
+ * The scheduler warp of a persistent block. It chooses the block's work tiles and describes them.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
 #define FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
@@ -13,8 +12,8 @@
 
 #if PERSISTENT
 
-/* Describes the work tile of this number. before: the block's work tile in front of it; NULL: there
- * is none. */
+/* Describes the work tile of this number. before: the block's previous work tile; NULL: there is
+ * none. */
 FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_params *s,
                         int64_t number, const block_work *before, block_work *w)
 {
@@ -35,9 +34,9 @@ FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_par
     describe_masks(p, &own, w);
 }
 
-/* The block's work tile n: the first one by the block's number, the others from a counter. Where blocks
- * clear sums for later ones, all come from the counter: then lower work tiles belong to blocks that have
- * started. */
+/* The block's work tile n: the first one by the block's number, the others from a counter. If
+ * blocks clear sums for later ones, all come from the counter: then work tiles with lower numbers
+ * belong to blocks that have started. */
 FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
 {
     if (!s->next_work) return blockIdx.x + n * (int64_t)gridDim.x;
@@ -45,7 +44,7 @@ FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
     return (s->cleared ? 0 : gridDim.x) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
 }
 
-/* The scheduler warp. A work tile is described while the block is at the one before. */
+/* The scheduler warp. It describes a work tile while the block computes the previous one. */
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
                         const fa_backward_sm90_params *s)
 {

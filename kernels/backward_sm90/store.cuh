@@ -1,5 +1,5 @@
 /*
- * The gradients of a block's keys or values, from accumulators to the caller's rows.
+ * Stores the gradients of a block's keys or values: from accumulators to the caller's rows.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_STORE_CUH
 #define FA_KERNELS_BACKWARD_SM90_STORE_CUH
@@ -15,14 +15,15 @@
 
 enum { WARP_ROWS = 16 };
 
-/* A warp's buffer has blocks of 16 rows of 128 bytes. Chunks of 16 bytes are swizzled within their row, so that neither a row nor
- * a column meets a bank twice. */
+/* A warp's buffer has blocks of 16 rows of 128 bytes. Chunks of 16 bytes are swizzled within their
+ * row, so that neither a row nor a column accesses a bank twice. */
 FA_DEVICE char *buffer_chunk(char *buffer, int row, int chunk)
 {
     return buffer + row * 128 + (chunk ^ row % 8) * 16;
 }
 
-/* Columns 8 n to 8 n + 15 of the warp's rows. sums: 4j + 2r + i of a thread's sums is column 8j + 2 (lane % 4) + i of its row r. */
+/* Columns 8n to 8n + 15 of the warp's rows. sums: element 4j + 2r + i of a thread is column 8j + 2
+ * (lane % 4) + i of its row r. */
 FA_DEVICE void pack_gradients(uint32_t x[4], const float *sums, int n, float scale)
 {
 #pragma unroll
@@ -32,8 +33,8 @@ FA_DEVICE void pack_gradients(uint32_t x[4], const float *sums, int n, float sca
     }
 }
 
-/* Through shared memory: then eight lanes store 128 bytes of a row. row: of the first of the warp's rows; count: how many there
- * are. */
+/* The rows go through shared memory, so that eight lanes store 128 contiguous bytes of a row. row:
+ * the first of the warp's rows; count: the number of them. */
 FA_DEVICE void store_whole_rows(char *buffer, const fa_key_tile *k, const fa_kernel_view *view,
                                 const float *sums, int row, int dim, int columns, float scale)
 {
@@ -68,7 +69,8 @@ FA_DEVICE void store_whole_rows(char *buffer, const fa_key_tile *k, const fa_ker
     }
 }
 
-/* The same of a block that has some of the query heads: as the accumulators are. */
+/* The same for a block that has some of the query heads: sums are stored in the order of the
+ * accumulators. */
 FA_DEVICE void leave_sums(float *to, const float *sums, int dim, int consumer)
 {
     float4 *own = (float4 *)(void *)(to + consumer * OWN_KEYS * dim) + threadIdx.x % WARPGROUP;
@@ -78,7 +80,7 @@ FA_DEVICE void leave_sums(float *to, const float *sums, int dim, int consumer)
             make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
 }
 
-/* Rows of a consumer. buffer: of the warp, 16 rows of dim elements. */
+/* Rows of a consumer. buffer: the warp's, for 16 rows of dim elements. */
 FA_DEVICE void store_gradients(const fa_key_tile *k, const fa_kernel_view *view, char *buffer,
                                const float *sums, int dim, int columns, float scale, int consumer)
 {

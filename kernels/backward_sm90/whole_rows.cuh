@@ -1,5 +1,6 @@
 /*
- * Rounded sums of a tile of 64 rows, in the order of the accumulators, to rows of the caller.
+ * Stores rounded sums of a tile of 64 rows: from the order of the accumulators to rows of the
+ * caller.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WHOLE_ROWS_CUH
 #define FA_KERNELS_BACKWARD_SM90_WHOLE_ROWS_CUH
@@ -8,8 +9,8 @@
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 
-/* Of four blocks of eight columns, the first of which is `block`, the thread's words of a row. row NULL: there is none. All lanes
- * of a warp call it. */
+/* A thread's words of a row, from four blocks of eight columns; `block` is the first of them. row
+ * NULL: the row does not exist. All lanes of a warp call it. */
 FA_DEVICE void store_words(const fa_kernel_view *view, char *row, int columns, uint32_t x[4],
                            int block)
 {

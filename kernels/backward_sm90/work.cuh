@@ -1,6 +1,7 @@
 /*
- * What a block works on: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them,
- * of each query head that shares the head. Threads of three warps describe it; all warps read the description.
+ * The work of a block: KEYS keys of one key/value head of a sequence, and the tiles of queries that
+ * see some of them, for each query head that shares the head. Threads of three warps describe it;
+ * all warps read the description.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WORK_CUH
 #define FA_KERNELS_BACKWARD_SM90_WORK_CUH
@@ -10,7 +11,7 @@
 #include "common/packed.h"
 
 #ifndef ORDERED
-#define ORDERED 0 /* of the kernel for wide heads as well */
+#define ORDERED 0 /* the kernel for wide heads has no such macro */
 #endif
 #ifndef PERSISTENT
 #define PERSISTENT 0
@@ -23,38 +24,37 @@ typedef struct block_work {
     fa_key_tile keys;
     fa_tile sequence; /* with the first query head */
     int32_t heads;    /* query heads that share the keys, and are the block's */
-    float *
-        key_sums; /* where it leaves its sums of dK and dV; NULL: it stores the gradients themselves */
+    float *key_sums;  /* sums of dK and dV; NULL: the block stores the gradients */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
     int32_t tiles;    /* of all heads */
 #if PERSISTENT
-    int32_t first;  /* count of its first tile: a block counts on from work tile to work tile */
+    int32_t first;  /* count of its first tile; work tiles of a block continue the count */
     int32_t work;   /* number of the work tile */
-    int32_t loads;  /* of keys, for the block's work tiles before */
-    int32_t clears; /* those of them of which rows were cleared */
-    bool ends;      /* there is no work tile any more */
+    int32_t loads;  /* loads of keys for the block's previous work tiles */
+    int32_t clears; /* those of them that needed cleared rows */
+    bool ends;      /* there are no more work tiles */
 #endif
 #if JOINED
-    int32_t unit; /* whose rows it reads, and whose sums it adds to (joined.cuh) */
+    int32_t unit; /* the unit whose rows it reads and to whose sums it adds (joined.cuh) */
 #endif
-    int64_t number;   /* of the sequence's tile 0 with the first head, in the workspace */
-    int32_t num_keys; /* of the sequence, from the block's first one on; at most KEYS */
+    int64_t number;   /* of the sequence's tile 0 and the first head, in the workspace */
+    int32_t num_keys; /* keys of the sequence from the block's first one on; at most KEYS */
     /* Key j of the block is seen by the queries [first_query + j, end_query + j). */
     int32_t first_query, end_query;
     int32_t key_tile; /* number of the block's keys in the sequence */
     int32_t edge;     /* see tiles_before */
 #if ORDERED
-    bool ascends;         /* from the first query tile up, behind the key tiles with later keys */
+    bool ascends;         /* from the first query tile up, and from later keys to earlier ones */
     int32_t tiles_behind; /* key tiles of the sequence with later keys */
 #endif
     int32_t unmasked_from[CONSUMERS],
         unmasked_to[CONSUMERS]; /* tiles whose queries see all of a consumer's keys */
-    /* Rows outside are cleared when they are loaded, for they may hold NaN: keys that some query sees, counted from the
-     * block's first; queries that see some key. */
+    /* Rows outside these are cleared when they are loaded, because they may hold NaN: keys that
+     * some query sees, counted from the block's first key; queries that see some key. */
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
 } block_work;
 
-/* Beyond every query, and small enough that it can be added to without overflow. */
+/* Larger than every query, and small enough that additions to it do not overflow. */
 enum { UNBOUNDED = 1 << 30 };
 
 FA_DEVICE int32_t saturate(int64_t x)
@@ -62,7 +62,7 @@ FA_DEVICE int32_t saturate(int64_t x)
     return (int32_t)fa_max64(-UNBOUNDED, fa_min64(x, UNBOUNDED));
 }
 
-/* a + b and a - b, or the nearest number that there is; b from 0 on. A window may be as large as numbers go. */
+/* a + b and a - b, saturated; b is at least 0. A window may be as large as int64_t allows. */
 FA_DEVICE int64_t add(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
 FA_DEVICE int64_t subtract(int64_t a, int64_t b) { return a < INT64_MIN + b ? INT64_MIN : a - b; }
 
@@ -84,7 +84,7 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
     const int64_t keys_from = fa_tile_visible(p, t, 0).lo,
                   keys_to = fa_tile_visible(p, t, last_query).hi;
     const int64_t from = fa_first_query(p, t, 0, true), to = fa_first_query(p, t, t->n_k, false);
-    /* Behind the tensor's end TMA writes zeros itself. */
+    /* TMA itself writes zeros for rows after the end of the tensor. */
     const bool zeros_behind_keys = t->start_k + keys_to == p->rows_k;
     const bool zeros_behind_queries = t->start_q + to == p->rows_q;
     w->clear_before_key = saturate(keys_from - first);
@@ -93,7 +93,7 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
     w->clear_from_query = zeros_behind_queries ? UNBOUNDED : saturate(to);
 }
 
-/* The tiles of queries that see some of the keys, which there are. */
+/* The tiles of queries that exist and see some of the keys. */
 FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
 {
     const fa_tile *t = &w->sequence;
@@ -104,7 +104,7 @@ FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
     w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
 }
 
-/* Which of their queries see which keys. */
+/* Which of these queries see which keys. */
 FA_DEVICE void find_masks(const fa_attention_params *p, block_work *w)
 {
     const fa_tile *t = &w->sequence;
@@ -133,9 +133,10 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
 
-/* A block's task. Tasks count through the tiles of a head, then those of the next one; blocks through the first tiles of
- * `together` heads, then their second ones: so neighbouring blocks do not wait for each other's sums. In both a tile comes
- * behind all tiles in front of it. */
+/* A block's task. Tasks count through the tiles of a head, then through those of the next head.
+ * Blocks count through the first tiles of `together` heads, then their second tiles, so that
+ * neighbouring blocks do not wait for each other's sums. In both orders a tile comes after all
+ * earlier tiles of its head. */
 FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
                             int64_t block)
 {
@@ -153,8 +154,8 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90
 
 #if ORDERED
 
-/* The same where blocks of the first heads ascend: head follows head, and a head's blocks take its
- * key tiles from the last to the first. The blocks of the other heads take turns. */
+/* The same if the blocks of the first heads ascend: one head after the other, and a head's blocks
+ * take its key tiles from the last to the first. The blocks of the other heads take turns. */
 FA_DEVICE int64_t find_ordered_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                     int64_t block, bool *ascends)
 {
@@ -200,9 +201,10 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
     return true;
 }
 
-/* Parts of the description, by a thread each at the same time, for the block waits for it. own: with the keys, which each thread
- * finds by itself, with the same instructions: what is found by one thread costs less than what others wait for, and
- * instructions of its own would have to be fetched. */
+/* Functions that describe parts of the work. A thread executes each, all at the same time, because
+ * the block waits for the description. own: with the keys, which each thread finds by itself. All
+ * threads use the same instructions for that: it costs less than waiting for one thread, and
+ * separate instructions would have to be fetched. */
 
 FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
                              block_work *own, block_work *w)
@@ -225,7 +227,7 @@ FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm9
 #endif
 }
 
-/* Of a block whose keys no query sees: its gradients are zeros. */
+/* Describes a block whose keys no query sees: its gradients are zeros. */
 FA_DEVICE void describe_nothing(const block_work *own, block_work *w)
 {
     w->keys = own->keys;
@@ -270,7 +272,7 @@ FA_DEVICE void describe_rows(const fa_attention_params *p, block_work *own, bloc
     w->clear_from_query = own->clear_from_query;
 }
 
-/* Whether some of the rows of keys and values that are loaded do not stay. */
+/* Whether some of the rows of keys and values that are loaded must be cleared. */
 FA_DEVICE bool clears_keys(const block_work *w)
 {
     return w->clear_before_key > 0 || w->clear_from_key < KEYS;
@@ -296,7 +298,7 @@ FA_DEVICE int tiles_before(const block_work *w, int tile)
  * head.
  *
  * A block starts with a head's last query tile. Under a causal mask all key tiles touch that one,
- * so where sums have one order, blocks follow each other a step apart. A block that ascends starts
+ * so if sums have one order, blocks follow each other a step apart. A block that ascends starts
  * with the first query tile that it touches. Under a causal mask the block before it had that tile
  * two steps earlier. */
 typedef struct tile_cursor {
@@ -306,7 +308,7 @@ typedef struct tile_cursor {
 #endif
 } tile_cursor;
 
-/* The count of a work tile's first tile, and the one behind its last tile. */
+/* The count of a work tile's first tile, and the count after its last tile. */
 FA_DEVICE int first_count(const block_work *w)
 {
 #if PERSISTENT
@@ -319,7 +321,7 @@ FA_DEVICE int first_count(const block_work *w)
 
 FA_DEVICE int end_count(const block_work *w) { return first_count(w) + w->tiles; }
 
-/* The parities of the barriers of its keys, and of those whose rows are cleared. */
+/* The parities of the barriers of its keys, and of the barriers for keys with cleared rows. */
 FA_DEVICE int keys_parity(const block_work *w)
 {
 #if PERSISTENT

@@ -10,13 +10,14 @@
  *     load    keys and queries, values and dout: a warp each, by TMA           load.cuh
  *     dV      S^T, P^T, and adds to dV, in registers; P^T --> shared memory    dv.cuh
  *     dK      dP^T, dS^T, and adds to dK, in registers; dS --> shared memory   dk.cuh
- *     dQ      dQ, which it adds to a float sum in global memory                dq.cuh
+ *     dQ      dQ, which it adds to a float32 sum in global memory              dq.cuh
  *     send    dS, to the other block                                           exchange.cuh
- *     clear   zeros in sums of dQ that later blocks add to: a warp             backward_sm90/clear_ahead.cuh
+ *     clear   zeros in sums of dQ that later blocks add to: a warp             clear_ahead.cuh of
+ *                                                                              backward_sm90
  *
  * While one warpgroup computes exponentials, the tensor cores work for the others. The warpgroups
- * synchronize by the barriers of pipeline.cuh. config.cuh says what the file is compiled with.
- * docs/kernels/backward_sm90.md has the reasons.
+ * synchronize by the barriers of pipeline.cuh. config.cuh lists the compile-time parameters.
+ * docs/kernels/backward_sm90.md gives the reasons for this design.
  */
 #include "backward_sm90_wide/config.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
@@ -45,7 +46,7 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
                            .state = (shared_state *)ptx_uniform_pointer(&shared)};
     const bool loads = threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 &&
                        begin_block(&pipe, &p.a, &s, blockIdx.x / CLUSTER);
-    ptx_cluster_sync(); /* the peer's barriers are there as well */
+    ptx_cluster_sync(); /* the peer's barriers are initialized as well */
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP, 0);
     if (warpgroup == WARPGROUP_LOAD) {
         ptx_decrease_registers(PRODUCER_REGISTERS);

@@ -1,6 +1,7 @@
 /*
- * What backward_sm90_wide is compiled with, and what follows. It replaces backward_sm90/config.cuh,
- * and is included before any part of backward_sm90. A row of kernels/variants.h gives
+ * The compile-time parameters of backward_sm90_wide, and constants that follow from them. This file
+ * replaces backward_sm90/config.cuh, and is included before any part of backward_sm90. A row of
+ * kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
  *     HEAD_DIM   192 or 256: the widest head dim of queries and keys
@@ -9,7 +10,8 @@
  *     STAGES     buffers of their dout
  *     CLUSTER    2 blocks, which go through the same query tiles and exchange dS: each computes dQ
  *                of both blocks' keys, in half of the columns
- *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
+ *     OPTIONS    0: only masks by position and lengths; FA_SM90_ALL: each option may be present
+ *                or not
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
@@ -56,14 +58,14 @@
 #define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
 #define PEER_BLOCK (THIS_BLOCK ^ 1)
 
-/* The first block of 64 columns that it loads of the peer's keys. */
+/* The first block of 64 columns of the peer's keys that this block loads. */
 #define PEER_FIRST (THIS_BLOCK * (BLOCKS - PEER_BLOCKS))
 
 /* The block's first key, counted from the cluster's first. */
 #define FIRST_KEY (THIS_BLOCK * BLOCK_KEYS)
 
-/* Literals, because they are parts of instructions' names: queries of a tile; columns of dQ that
- * are computed at once; at head dim 192, the columns that each block of a cluster has beside
+/* Macros, because they are parts of instructions' names: queries of a tile; columns of dQ that are
+ * computed at once; at head dim 192, the columns that each block of a cluster has in addition to
  * these. */
 #define QUERIES 64
 #define DQ_COLUMNS 64
@@ -74,9 +76,9 @@ enum {
     WARPS = WARPGROUP / 32,
     THREADS = FA_BACKWARD_SM90_WIDE_THREADS,
     BLOCK_KEYS = FA_BACKWARD_SM90_WIDE_KEYS,
-    KEYS = CLUSTER * BLOCK_KEYS, /* of a cluster, which share a work tile */
+    KEYS = CLUSTER * BLOCK_KEYS, /* of a cluster, whose blocks share a work tile */
     LOAD_WARPS = 2,
-    CONSUMERS = CLUSTER, /* that share the keys: in a block, all work on the same ones */
+    CONSUMERS = CLUSTER, /* that share the keys: all warpgroups of a block work on the same ones */
     OWN_KEYS = BLOCK_KEYS,
     PEER_BLOCKS = FA_BACKWARD_SM90_WIDE_PEER_BLOCKS,
     BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */

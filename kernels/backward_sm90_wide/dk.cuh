@@ -1,5 +1,6 @@
 /*
- * The warpgroup that computes dP, dS and dK. It takes weights from the warpgroup of dV, and hands dS to that of dQ.
+ * The warpgroup that computes dP, dS and dK. It reads weights from the dV warpgroup, and stores dS
+ * for the dQ warpgroup.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_DK_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_DK_CUH
@@ -26,14 +27,14 @@ typedef struct dk_state {
     uint32_t base;                 /* descriptor of the block's keys */
 } dk_state;
 
-/* What dropout leaves of dP. weight: negative where it is dropped (mark_dropped). */
+/* Applies dropout to dP. weight: negative if it is dropped (mark_dropped). */
 FA_DEVICE float drop_gradient(const fa_attention_params *p, float weight, float dp)
 {
     if (!OPTIONS || !p->dropout_threshold) return dp;
     return __float_as_int(weight) < 0 ? 0.0f : dp * p->dropout_scale;
 }
 
-/* dS = P (dP - delta). masked: a weight of 0 has no gradient, whatever dP. */
+/* dS = P (dP - delta). masked: if a weight is 0, its dS is 0 whatever dP is. */
 FA_DEVICE void multiply_weights(const fa_attention_params *p, float *ds, uint32_t weights,
                                 uint32_t rows, bool masked)
 {
@@ -55,7 +56,7 @@ FA_DEVICE void multiply_weights(const fa_attention_params *p, float *ds, uint32_
     }
 }
 
-/* dP of a tile, which is there, becomes dS. */
+/* Computes dS of a tile from dP, which is complete. */
 FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_state *c,
                        const tile_cursor *at)
 {
@@ -70,8 +71,8 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
     ptx_mbarrier_arrive(&state->p_empty);
 }
 
-/* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
- * warp's, in TMA's swizzle. */
+/* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8
+ * (lane / 8 % 2) of the warp's, in TMA's swizzle. */
 FA_DEVICE uint32_t find_ds_row(const pipeline *pipe)
 {
     const int thread = ptx_thread_id() % WARPGROUP, lane = thread % 32, warp = thread / 32;
@@ -99,7 +100,7 @@ FA_DEVICE void issue_dp(dk_state *c, int stage)
     issue_scores(c->ds, c->base + V_AT / UNIT, dout_tile(c->base, stage), VALUE_DIM);
 }
 
-/* Of a tile whose dS is there. */
+/* Stores dbias of a tile whose dS has been computed. */
 FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p, const dk_state *c,
                               const tile_cursor *at)
 {
@@ -113,8 +114,9 @@ FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p,
 #endif
 }
 
-/* One tile, whose dS is there; then there is that of the next one. As in add_dv, its queries are released early, and behind the
- * last tile there is one more product, of no use. */
+/* Adds a tile whose dS has been computed, and computes dS of the next one. As in add_dv, its
+ * queries are released early, and after the last tile there is one more product, which is not
+ * used. */
 FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
                       tile_cursor *at, const tile_range *range)
 {
@@ -167,7 +169,7 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         make_ds(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dk(pipe, p, &c, &at, &range);
     }
-    /* The last tile of queries has been read: its weights came from the warpgroup of dV. */
+    /* The dV warpgroup has read the last tile of queries: its weights have arrived. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (w->key_sums) {
         leave_sums(w->key_sums, c.dk, HEAD_DIM, THIS_BLOCK);

@@ -1,5 +1,6 @@
 /*
- * The warpgroup that computes the block's share of dQ and adds it to the sums in global memory, from its registers.
+ * The warpgroup that computes the block's share of dQ and adds it from registers to the sums in
+ * global memory.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_DQ_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_DQ_CUH
@@ -43,7 +44,7 @@ FA_DEVICE dq_operands find_operands(uint32_t base, int count)
 
 #if HEAD_DIM == 192
 
-/* Adds a tile's dQ, of both blocks' keys in this block's columns. Of 192 columns block 0 has the
+/* Adds a tile's dQ: of both blocks' keys, in this block's columns. Of 192 columns, block 0 has the
  * first 96 and block 1 the others, so each has 32 of the middle 64. The products with the block's
  * own keys do not wait for the peer. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
@@ -74,8 +75,7 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 
 #else
 
-/* The same of 256 columns, of which block 0 has the first 128. There are registers for 64 at a
- * time. */
+/* The same for 256 columns; block 0 has the first 128. There are registers for 64 at a time. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 {
     enum { OWN_BLOCKS = BLOCKS / CLUSTER };
@@ -100,9 +100,10 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 
 #endif
 
-/* Where sums have one order, a key tile is added when all before it have been. It waits only for blocks of lower numbers, which
- * start no later and do not wait for it. A thread waits and adds to the semaphore for all: the barriers pass on what it has seen
- * and what the others have done. */
+/* If sums have one order, a key tile is added when all key tiles before it have been added. It
+ * waits only for blocks of lower numbers, which start no later and do not wait for it. One thread
+ * waits and adds to the semaphore for all. The barriers order the other threads' additions after
+ * its wait and before its own addition to the semaphore. */
 FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
                           const fa_backward_sm90_params *s)
 {

@@ -1,5 +1,6 @@
 /*
- * The warpgroup that computes scores, weights and dV. It hands each tile's weights to the warpgroup of dK, in float32.
+ * The warpgroup that computes scores, weights and dV. It passes each tile's weights to the dK
+ * warpgroup, in float32.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_DV_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_DV_CUH
@@ -20,15 +21,14 @@
 #include "ptx/shared.cuh"
 
 typedef struct dv_state {
-    float dv[DV_SUMS],
-        scores[SCORES]; /* first scores, then weights: with options those that dS is made of */
-    uint32_t weights[SCORES / 2]; /* those that dV is made of */
-    uint32_t base;                /* descriptor of the block's keys */
-    float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
+    float dv[DV_SUMS], scores[SCORES]; /* first scores, then weights: with options, those for dS */
+    uint32_t weights[SCORES / 2];      /* those for dV */
+    uint32_t base;                     /* descriptor of the block's keys */
+    float scale; /* from scores to exponents of 2; with a softcap, to the argument of tanh */
 } dv_state;
 
-/* Clears the weights of queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
- * key r of the thread. */
+/* Clears the weights of queries that do not see the thread's keys. Element 4j + 2r + i is query
+ * 8j + 2 (lane % 4) + i and key r of the thread. */
 FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
@@ -48,12 +48,13 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
 
 #if OPTIONS
 
-/* Weights are not negative: the sign says that dropout does not keep one. */
+/* Marks dropped weights. Weights are not negative, so a negative sign marks a dropped one. */
 FA_DEVICE void mark_dropped(const fa_attention_params *p, const tile_options *o, float *weights)
 {
     uint32_t keeps = o->keeps;
     if (!p->dropout_threshold) return;
-    __asm__ volatile("" : "+r"(keeps)); /* keeps the compiler from holding what each bit says */
+    /* Keeps the compiler from holding the result of each bit in a register. */
+    __asm__ volatile("" : "+r"(keeps));
 #pragma unroll
     for (int e = 0; e < SCORES; e++)
         if (!(keeps & BIT(e / 4, e / 2 % 2, e % 2))) weights[e] = -weights[e];
@@ -61,7 +62,7 @@ FA_DEVICE void mark_dropped(const fa_attention_params *p, const tile_options *o,
 
 #endif
 
-/* Scores of a tile, which are there, become weights, P = exp(S - lse). */
+/* Replaces scores of a tile, which are complete, by weights, P = exp(S - lse). */
 FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
                      const tile_cursor *at)
 {
@@ -90,7 +91,7 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
     ptx_mbarrier_arrive_if(&state->q_empty[q_stage(at->count)], is_leader());
 }
 
-/* For the warpgroup of dK, whose threads have the same elements. */
+/* Stores weights for the dK warpgroup, whose threads have the same elements. */
 FA_DEVICE void share_weights(const pipeline *pipe, const dv_state *c, int count)
 {
     shared_state *state = pipe->state;
@@ -118,9 +119,9 @@ FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
     issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
 }
 
-/* Adds a tile, whose weights are there, and makes the weights of the next one. The tile's dout is
- * released before the wait for the next tile's scores: with few stages, loads easily come late.
- * Behind the last tile these scores are a product that nobody uses. */
+/* Adds a tile whose weights have been computed, and computes the weights of the next one. The
+ * tile's dout is released before the wait for the next tile's scores, because with few stages loads
+ * tend to come late. After the last tile these scores are a product that is not used. */
 FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
                       tile_cursor *at, const tile_range *range)
 {
@@ -170,9 +171,9 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         weigh(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
     }
-    /* The gradient leaves through a stage of queries other than the last tile's. The warpgroup of
-     * dK has read that stage when it has the last weights. The stage of the last dout is still
-     * being read, by the product that nobody uses. */
+    /* The gradient is stored through a stage of queries other than the last tile's. The dK
+     * warpgroup has read that stage when it has the last weights. The stage of the last dout is
+     * still being read, by the product that is not used. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
     if (w->key_sums) {

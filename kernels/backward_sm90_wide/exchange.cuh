@@ -12,8 +12,8 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* One thread sends what the warpgroup of dK has stored. That warpgroup has waited until the buffer
- * was free in both blocks. */
+/* Executed by one thread: sends what the dK warpgroup has stored. That warpgroup has waited until
+ * the buffer was free in both blocks. */
 FA_DEVICE void send_ds(const pipeline *pipe)
 {
     shared_state *state = pipe->state;

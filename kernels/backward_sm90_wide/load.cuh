@@ -1,6 +1,6 @@
 /*
  * The warps that load: one loads keys, queries and their rows, the other values and dout. Stages of
- * queries are released later than stages of dout, so with a warp each dout does not wait for
+ * queries are released later than stages of dout. With separate warps, dout does not wait for
  * queries.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_LOAD_CUH
@@ -49,7 +49,7 @@ FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_param
         issue_tile(&from, pipe->buffers + PEER_K_AT, BLOCK_KEYS, row, &state->peer_k_loaded);
 }
 
-/* Clears rows of the peer's keys that are not to stay, before finish_k arrives for all keys. */
+/* Clears rows of the peer's keys that are not kept, before finish_k arrives for all keys. */
 FA_DEVICE void finish_peer_keys(const pipeline *pipe, const fa_attention_params *p)
 {
     const block_work *w = &pipe->state->works[0];

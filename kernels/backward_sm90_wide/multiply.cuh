@@ -1,6 +1,7 @@
 /*
- * The five products of a tile. Scores are transposed: the block's 64 keys are the rows, 64 queries the columns. So weights and
- * dS are in the registers that dV and dK take them from; for dQ alone dS goes to shared memory.
+ * The five products of a tile. Scores are transposed: the block's 64 keys are the rows, 64 queries
+ * the columns. So weights and dS are already in the registers that dV and dK read. Only dQ needs dS
+ * in shared memory.
  *
  *     S^T  = K Q^T       both from shared memory
  *     dP^T = V dO^T      the same
@@ -21,7 +22,8 @@ enum { UNIT = 16 };
 /* Descriptors of operands that are read across their rows. */
 #define ACROSS(block) ((uint32_t)((block) / UNIT) << 16)
 
-/* Scores of the keys (rows) and a tile's queries. rows, columns: descriptors of their first 64 columns; dim: of them. */
+/* Scores of the keys (rows) and a tile's queries. rows, columns: descriptors of their first 64
+ * columns; dim: of them. */
 FA_DEVICE void issue_scores(float *scores, uint32_t rows, uint32_t columns, int dim)
 {
     __asm__ volatile(""
@@ -33,8 +35,9 @@ FA_DEVICE void issue_scores(float *scores, uint32_t rows, uint32_t columns, int 
     ptx_wgmma_commit();
 }
 
-/* sums += weights times a tile of `dim` columns, which is read across its rows. 128 columns at once: products of more take more
- * registers than a thread of such a large block starts with, which the assembler refuses. */
+/* sums += weights times a tile of `dim` columns, which is read across its rows. A product has at
+ * most 128 columns: wider ones take more registers than a thread of such a large block has at the
+ * start, and the assembler refuses this. */
 FA_DEVICE void issue_gradient(float *sums, const uint32_t *weights, uint32_t tile, int dim)
 {
 #pragma unroll

@@ -1,6 +1,6 @@
 /*
- * What the warps of a block share: buffers in dynamic shared memory, and the barriers that they are
- * acquired and released by. It replaces backward_sm90/pipeline.cuh.
+ * The state that the warps of a block share: buffers in dynamic shared memory, and the barriers by
+ * which they are acquired and released. It replaces backward_sm90/pipeline.cuh.
  *
  *   barriers              buffers                         filled by              released by
  *   k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
@@ -28,7 +28,7 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
-/* What a warp that loads has of its own. */
+/* The state of a warp that loads. */
 typedef struct load_state {
     uint64_t cleared;
     int32_t num_cleared; /* tiles of which it has cleared rows */
@@ -48,11 +48,11 @@ typedef struct shared_state {
     uint64_t peer_k_loaded, ds_received[DS_BUFFERS];
     block_work works[1];
 #if HIDES
-    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
+    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are cleared */
 #endif
 } shared_state;
 
-/* Where the buffers begin, in bytes behind the keys. */
+/* Where the buffers begin, in bytes from the end of the keys. */
 enum {
     V_AT = BLOCKS * KEY_BLOCK,
     PEER_K_AT = V_AT + VALUE_BLOCKS * KEY_BLOCK,
@@ -75,7 +75,7 @@ FA_DEVICE int q_parity(int count) { return (int)((uint32_t)count / Q_STAGES & 1)
 FA_DEVICE int dout_stage(int count) { return (int)((uint32_t)count % STAGES); }
 FA_DEVICE int dout_parity(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
-/* The same of dS. */
+/* The same for dS. */
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
 FA_DEVICE int ds_parity(int count) { return (int)((uint32_t)count / DS_BUFFERS & 1); }
 

@@ -1,5 +1,5 @@
 /*
- * Where a tile's operands are, and what is known of it.
+ * Where a tile's operands are, and which masks it needs.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_TILE_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_TILE_CUH
@@ -34,7 +34,7 @@ FA_DEVICE uint32_t ds_tile(uint32_t base, int count)
     return base + (uint32_t)(DS_AT + ds_buffer(count) * DS_BYTES) / UNIT;
 }
 
-/* The warp's part of a tile that has been read, through which it stores its rows of a gradient. */
+/* The warp's part of a tile that has been read. Rows of a gradient are stored through it. */
 FA_DEVICE char *warp_buffer(const pipeline *pipe, int tile_at, int dim)
 {
     return pipe->buffers + tile_at + (int)threadIdx.x % WARPGROUP / 32 * (WARP_ROWS * dim * 2);
@@ -43,13 +43,13 @@ FA_DEVICE char *warp_buffer(const pipeline *pipe, int tile_at, int dim)
 /* Whether this lane arrives for its warp. */
 FA_DEVICE bool is_leader(void) { return ptx_thread_id() % 32 == 0; }
 
-/* Where the thread's weights are: words 4j to 4j + 3 of all threads lie together. */
+/* Where the thread's weights are: words 4j to 4j + 3 of all threads are contiguous. */
 FA_DEVICE uint32_t weight_address(const pipeline *pipe)
 {
     return ptx_shared_address(pipe->buffers + P_AT) + (uint32_t)ptx_thread_id() % WARPGROUP * 16;
 }
 
-/* The block's tiles of queries, the same for all threads: in uniform registers. */
+/* The block's tiles of queries. They are the same for all threads, in uniform registers. */
 typedef struct tile_range {
     int tiles, from, to;
 } tile_range;

@@ -1,13 +1,11 @@
 /*
- * FA_CHECK=1: checks a call's lengths, block table and rows on the device, and reports the first entry that is
- * wrong to
- * memory that the host reads. One block does it all: speed does not matter here.
+ * FA_CHECK=1: checks a call's lengths, block table and rows on the device, and reports the first
+ * wrong entry in memory that the host reads. A single block does everything, because speed does not
+ * matter here.
  *
- * Threads check the entries of one kind in parallel. The lowest wrong index is reported, so a report does not
- * depend on
- * the order. The next kind is checked only if nothing was found: page numbers are only read as far as lengths
- * reach, which
- * must be right for that.
+ * Threads check the entries of one kind in parallel. The lowest wrong index is reported, so a
+ * report does not depend on the order. The next kind is checked only if nothing was found: page
+ * numbers are read only as far as lengths reach, so the lengths must be right.
  */
 #include "common/device.cuh"
 #include "check/check.h"
@@ -16,7 +14,7 @@ enum { THREADS = FA_CHECK_THREADS };
 
 #define NOTHING INT64_MAX
 
-/* The room of sequence b, and how long it is. */
+/* The number of rows for sequence b, and its length. */
 FA_DEVICE int64_t find_room(const fa_check_side *s, int64_t b)
 {
     return s->cu_seqlens ? (int64_t)s->cu_seqlens[b + 1] - s->cu_seqlens[b] : s->rows;
@@ -27,13 +25,13 @@ FA_DEVICE int64_t find_length(const fa_check_side *s, int64_t b)
     return s->seqlens ? s->seqlens[b] : find_room(s, b);
 }
 
-/* Pages that sequence b's keys reach into. */
+/* The number of pages that sequence b's keys use. */
 FA_DEVICE int64_t find_pages(const fa_check_params *p, int64_t b)
 {
     return (find_length(&p->side[1], b) + p->page_rows - 1) / p->page_rows;
 }
 
-/* How many entries of a kind there are. max_pages: of the longest sequence. */
+/* The number of entries of a kind. max_pages: of the longest sequence. */
 FA_DEVICE int64_t count_entries(const fa_check_params *p, const fa_check_side *s, int kind,
                                 int64_t max_pages)
 {
@@ -48,7 +46,7 @@ FA_DEVICE int64_t count_entries(const fa_check_params *p, const fa_check_side *s
     }
 }
 
-/* Whether entry n of a kind is wrong; and the numbers of its report. */
+/* Whether entry n of a kind is wrong. Also sets the numbers of its report. */
 FA_DEVICE bool is_wrong(const fa_check_params *p, const fa_check_side *s, int kind, int64_t n,
                         int64_t max_pages, fa_check_report *r)
 {
@@ -99,11 +97,11 @@ FA_DEVICE int64_t find_min(int64_t *numbers, int64_t mine)
     }
     __syncthreads();
     const int64_t lowest = numbers[0];
-    __syncthreads(); /* before the next numbers */
+    __syncthreads(); /* before the array is used again */
     return lowest;
 }
 
-/* Looks for one kind; all threads learn whether something was found. */
+/* Checks one kind. All threads get the result: whether something was found. */
 FA_DEVICE bool look_for(const fa_check_params *p, int side, int kind, int64_t max_pages,
                         int64_t *numbers)
 {

@@ -2,12 +2,12 @@
  * Merging partial attention by log-sum-exp: out = sum_p exp(lse_p - lse) * part_p, with
  * lse = log sum_p exp(lse_p). A part whose lse is -infinity is empty and its values are not read.
  *
- * A warp computes a row (batch item, query, head), a lane four columns at a time. The time is that of reading. The
- * parts' addresses are parameters of the kernel, so that nothing has to be copied to the device first. More parts
- * than
- * fit take several launches: the first part of each is the result of the one before, in out and lse or in workspace.
+ * A warp computes a row (batch item, query, head), and a lane four columns at a time. Nearly all
+ * the time is spent on reading. The parts' addresses are parameters of the kernel, so nothing has
+ * to be copied to the device first. If there are too many parts for one launch, there are several:
+ * the first part of each is the result of the previous one, in out and lse or in the workspace.
  *
- * Compiled with MAX_PARTS, the most that a launch takes (kernels/variants.h).
+ * Compile-time parameter: MAX_PARTS, the most parts of a launch (kernels/variants.h).
  */
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
@@ -53,7 +53,7 @@ FA_DEVICE float part_lse(const fa_combine_part *part, const fa_row *at)
                      at->row * part->lse_stride[2]];
 }
 
-/* The max of the parts' log-sum-exps, a part a lane; NaN if any is. */
+/* The max of the parts' log-sum-exps, with a lane for each part; NaN if any of them is NaN. */
 FA_DEVICE float largest_lse(const fa_combine_params *p, const fa_row *at)
 {
     float top = -INFINITY, bad = 0.0f;
@@ -71,7 +71,8 @@ FA_DEVICE float largest_lse(const fa_combine_params *p, const fa_row *at)
     return bad != 0.0f ? NAN : top;
 }
 
-/* Weights are relative to the max: the joint log-sum-exp is rounded, which would show where it is large. */
+/* Weights are relative to the max, because the joint log-sum-exp is rounded, and its error would be
+ * visible if it is large. */
 FA_DEVICE float sum_weights(const fa_combine_params *p, const fa_row *at, float top)
 {
     float sum = 0.0f;

@@ -1,12 +1,12 @@
 /*
- * What the kernel of fa_combine is told. Shared by the kernel and the planner.
+ * The parameters of the kernel of fa_combine, shared by the kernel and the planner.
  */
 #ifndef FA_KERNEL_COMBINE_H
 #define FA_KERNEL_COMBINE_H
 
 #include "../common/params.h"
 
-/* Parameters of a kernel end at 4 KiB; from CUDA 12.1 on at 32764 bytes. */
+/* A kernel has at most 4 KiB of parameters; from CUDA 12.1 on, 32764 bytes. */
 #define FA_COMBINE_FEW 48
 #define FA_COMBINE_MANY 448
 
@@ -18,21 +18,22 @@ typedef struct fa_combine_part {
     int32_t dtype, vector;
 } fa_combine_part;
 
-/* Everything but the parts, which follow. */
+/* All parameters except the parts, which follow. */
 typedef struct fa_combine_head {
     fa_kernel_view out;
-    float *lse; /* NULL: not wanted */
+    float *lse; /* NULL: it is not wanted */
     int64_t batch, heads, rows, tasks;
     int32_t columns, parts;
 } fa_combine_head;
 
-/* As the kernel with room for most has it; one with room for fewer takes the front of it. */
+/* The parameters of the kernel with the most parts. A kernel with fewer parts uses only the
+ * beginning of them. */
 typedef struct fa_combine_launch {
     fa_combine_head head;
     fa_combine_part parts[FA_COMBINE_MANY];
 } fa_combine_launch;
 
 #define FA_COMBINE_THREADS 128
-#define FA_COMBINE_ROWS 4 /* of a block: a warp each */
+#define FA_COMBINE_ROWS 4 /* of a block: one for each warp */
 
 #endif

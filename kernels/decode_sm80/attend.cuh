@@ -21,7 +21,7 @@
 #include "decode_sm80/work.cuh"
 #include "ptx/ldmatrix.cuh"
 
-#if !EIGHT_BITS /* those of 8 bits are in bytes.cuh and bytes_softmax.cuh */
+#if !EIGHT_BITS /* 8-bit caches: bytes.cuh and bytes_softmax.cuh */
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 typedef struct fa_queries {
@@ -95,15 +95,16 @@ FA_DEVICE void add_tile(const fa_scores *s, uint32_t tile, bool carefully, fa_ou
 /* ---- The loop -------------------------------------------------------------------------------- */
 
 #if EIGHT_BITS
-/* Whether a register for the address of the stage is one too many: the compiler spills it. */
+/* Whether there is no register for the address of the stage: the compiler would spill it. */
 #if CACHE == FA_ELEMENT_FLOAT8_E4M3 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define STAGE_BY_NUMBER (HEAD_DIM == 64)
 #else
 #define STAGE_BY_NUMBER false
 #endif
 
-/* The warp's sums over its key tiles, whose first ones are on their way. halves: of 16 rows each, how
- * many there are; options: there can be some that are applied row by row. */
+/* The warp's sums over its key tiles. The copies of the first ones have been issued. halves: the
+ * number of halves of 16 rows; options: whether there may be options that are applied row by
+ * row. */
 FA_DEVICE void attend_tiles(const fa_decode_params *d, const fa_work *w, const fa_memory *at,
                             const fa_key_tiles *tiles, int halves, bool options, fa_places *places,
                             fa_output *o)

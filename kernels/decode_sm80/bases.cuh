@@ -10,8 +10,8 @@
  * NOTHING_SEEN) is 0. */
 #define NOTHING_SEEN (-3.402823466e38f)
 
-/* As in forward_sm80: the largest weight is 2^HEADROOM when a base is found, for float16 keeps more
- * of the small weights then. A base stays until logits are RESCALE_ABOVE beyond it. */
+/* As in forward_sm80: when a base is found, the largest weight is 2^HEADROOM, because float16 then
+ * keeps more of the small weights. A base stays until logits exceed it by RESCALE_ABOVE. */
 #define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 7.0f)
 #define RESCALE_ABOVE (HEADROOM + 0.5f)
 

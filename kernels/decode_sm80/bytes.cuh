@@ -1,17 +1,17 @@
 /*
  * Products of 16-bit queries with keys and values of 8 bits: float8 e4m3 or int8. Both types are
  * exact in float16, to which a warp converts them between shared memory and the fragments of mma.
- * Queries are converted to float16, too, and each row is multiplied by a power of two. So
- * bfloat16's range fits, and of a row nothing above 2^-38 of its largest element is lost.
+ * Queries are converted to float16, too, and each row is multiplied by a power of two. So the range
+ * of bfloat16 fits, and a row loses nothing above 2^-38 of its largest element.
  *
- *   S = Q K^T      a lane loads 16 neighbouring bytes of its key: four steps along the head dim. Two
+ *   S = Q K^T      a lane loads 16 adjacent bytes of its key: four steps along the head dim. Two
  *                  neighbours are one register of K's fragments, so columns have another order than
- *                  with 16 bits. The queries have the same one
- *   O^T = V^T P^T  ldmatrix transposes pairs of bytes. The even bytes are rows g of the product, the
- *                  odd ones rows g + 8. Weights are its columns, eight rows of the work tile at a
- *                  time: eight rows take half as many products as sixteen
+ *                  with 16 bits. Those of queries have the same order
+ *   O^T = V^T P^T  ldmatrix transposes pairs of bytes. The even bytes are rows g of the product,
+ *                  the odd ones rows g + 8. Weights are its columns, eight rows of the work tile at
+ *                  a time: eight rows take half as many products as sixteen
  *
- * halves: of 16 rows each, how many are computed. The others stand for no query.
+ * halves: the number of halves of 16 rows that are computed. The other rows have no query.
  */
 #ifndef FA_KERNELS_DECODE_SM80_BYTES_CUH
 #define FA_KERNELS_DECODE_SM80_BYTES_CUH
@@ -31,8 +31,8 @@
 
 /* ---- Conversion ------------------------------------------------------------------------------ */
 
-/* Two numbers of float8 as float16. They are in bytes 1 and 3; the others are 0. When the
- * exponent's bits are moved by one place, a number becomes 2^-8 of itself. NaN gets all bits of
+/* Two numbers of float8 as float16. They are in bytes 1 and 3; the other bytes are 0. The
+ * exponent's bits are shifted by one, so a number becomes 2^-8 times as large. NaN gets all bits of
  * float16's exponent. */
 FA_DEVICE uint32_t unpack_float8(uint32_t x)
 {
@@ -57,7 +57,7 @@ FA_DEVICE void unpack_neighbours(uint32_t x, uint32_t *low, uint32_t *high)
 #endif
 }
 
-/* The same of bytes 0 and 2, and of bytes 1 and 3. */
+/* The same for bytes 0 and 2, and for bytes 1 and 3. */
 FA_DEVICE void unpack_alternate(uint32_t x, uint32_t *even, uint32_t *odd)
 {
 #if CACHE == FA_ELEMENT_INT8
@@ -73,7 +73,7 @@ FA_DEVICE void unpack_alternate(uint32_t x, uint32_t *even, uint32_t *odd)
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-/* Where a lane's 16 bytes are for each 16 rows and each step: queries lie in shared memory in the
+/* Where a lane's 16 bytes are for each 16 rows and each step. Queries are in shared memory in the
  * order of A's fragments. */
 FA_DEVICE uint32_t fragment_at(int m, int step, int lane)
 {
@@ -91,7 +91,7 @@ FA_DEVICE void store_query_columns(uint32_t queries, int r, int c, const float x
     ptx_st_shared_u32(to + 8, fa_pack_x2(x[2], x[3]));
 }
 
-/* Eight columns of a row of queries; zeros for a row that stands for no query. */
+/* Eight columns of a row of queries; zeros for a row without a query. */
 FA_DEVICE void fetch_query(const fa_decode_params *d, const fa_work *w, int r, int column,
                            float x[8])
 {
@@ -114,8 +114,9 @@ FA_DEVICE void fetch_query(const fa_decode_params *d, const fa_work *w, int r, i
     }
 }
 
-/* QUERY_THREADS load the rows of the work tile. A row is multiplied by a power of two, so that its
- * largest element becomes 2^14 to 2^15. The inverse of that factor is stored behind the rows. */
+/* QUERY_THREADS threads load the rows of the work tile. A row is multiplied by a power of two, so
+ * that its largest element is between 2^14 and 2^15. The inverse of that factor is stored after the
+ * rows. */
 FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_t queries)
 {
     static_assert(ROWS * QUERY_VECTORS % QUERY_THREADS == 0, "a row's lanes meet");
@@ -145,21 +146,21 @@ FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_
 typedef struct fa_queries {
     uint32_t at;                             /* of this lane's fragments */
     uint32_t fragments[M_TILES][D_STEPS][4]; /* if they are in registers */
-    float factor[M_TILES][2];                /* of a row's scores */
+    float factor[M_TILES][2];                /* the factor of a row's scores */
 } fa_queries;
 
-/* Whether there are registers for what can be found anew in each tile, where eight rows are
- * computed: conversion takes many before Ada. */
+/* Whether there are registers for numbers that could be computed again in each tile, if eight rows
+ * are computed. Conversion takes many registers on devices before Ada. */
 #if CACHE == FA_ELEMENT_FLOAT8_E4M3 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 #define KEEPS_MORE false
 #else
 #define KEEPS_MORE true
 #endif
 
-/* Whether the queries' fragments stay in registers, at most 32 of these. */
+/* Whether the queries' fragments stay in registers. There are at most 32 of these. */
 FA_DEVICE bool keeps_queries(int halves) { return halves == 1 && HEAD_DIM <= 128 && KEEPS_MORE; }
 
-/* queries: where they are; unit: of the scores. */
+/* queries: their address; unit: of the scores. */
 FA_DEVICE void find_queries(fa_queries *q, uint32_t queries, int halves, float unit)
 {
     q->at = queries + fragment_at(0, 0, lane_id());
@@ -195,8 +196,9 @@ FA_DEVICE void get_query_fragment(const fa_queries *q, int halves, int m, int st
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
-/* Where a lane's vectors are in a tile of keys, of values, and in one that it copies to: the first
- * ones. As swizzles are exclusive ors, so are the ways from there within 128 bytes. */
+/* Where a lane's first vectors are in a tile of keys, in a tile of values, and in a tile that it
+ * copies. Swizzles are exclusive ors, so the offsets to its other vectors within 128 bytes are
+ * exclusive ors too. */
 typedef struct fa_vectors {
     uint32_t key, value;
 } fa_vectors;
@@ -207,13 +209,13 @@ FA_DEVICE fa_vectors find_vectors(void)
                         vector_at(lane_id() % 16, lane_id() / 16)};
 }
 
-/* The vector so many bytes behind the first one of its row. */
+/* The vector this many bytes after the first vector of its row. */
 FA_DEVICE uint32_t behind(uint32_t tile, uint32_t first, int bytes)
 {
     return tile + (first ^ (uint32_t)(bytes % 128)) + (uint32_t)(bytes / 128 * COLUMNS_BYTES);
 }
 
-/* Adds the products of four steps, which take the same 16 bytes of a key. */
+/* Adds the products of four steps, which use the same 16 bytes of a key. */
 FA_DEVICE void add_scores(const fa_queries *q, int halves, const fa_vectors *at, uint32_t tile,
                           int steps, fa_scores *s)
 {
@@ -247,8 +249,7 @@ FA_DEVICE void make_scores(const fa_queries *q, int halves, const fa_vectors *at
     for (int steps = 0; steps < D_STEPS / 4; steps++) add_scores(q, halves, at, tile, steps, s);
 }
 
-/* The scales of the keys that this lane has in tile n of the scores. scales: those of the warp's
- * tile. */
+/* The scales of this lane's keys in tile n of the scores. scales: those of the warp's tile. */
 FA_DEVICE float2 get_scales(uint32_t scales, int n)
 {
     const uint32_t at = scales + (uint32_t)(32 * n);
@@ -256,15 +257,15 @@ FA_DEVICE float2 get_scales(uint32_t scales, int n)
                        ptx_ld_shared_f32(at + (uint32_t)(4 * key_of(1))));
 }
 
-/* Of scores: exponents of 2, or what is softcapped. */
+/* The unit of scores: exponents of 2, or arguments of the softcap. */
 FA_DEVICE float score_unit(const fa_decode_params *d, const fa_work *w)
 {
     const float softcap = d->attention.softcap;
     return w->scale * (softcap > 0.0f ? 1.0f / softcap : FA_LOG2E);
 }
 
-/* Scores become exponents of 2: they are multiplied by their keys' scales and their rows' factors,
- * and softcapped. */
+/* Replaces scores by exponents of 2: multiplies them by their keys' scales and their rows' factors,
+ * and applies the softcap. */
 FA_DEVICE void scale_scores(const fa_decode_params *d, bool by_keys, const fa_queries *q,
                             int halves, uint32_t scales, fa_scores *s)
 {
@@ -294,8 +295,8 @@ FA_DEVICE void scale_scores(const fa_decode_params *d, bool by_keys, const fa_qu
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-/* The power of two of a value's scale, bounded, which is added to logits where bases are found, so
- * that weights times scales fit into float16. The weights' sum is without scales, in float32. */
+/* The power of two of a value's scale, bounded. It is added to logits when bases are found, so that
+ * weights times scales fit into float16. The sum of weights is without scales, in float32. */
 FA_DEVICE float scale_exponent(float scale)
 {
     const uint32_t biased = __float_as_uint(scale) >> 23 & 0xffu;
@@ -314,8 +315,7 @@ FA_DEVICE void get_values(const fa_vectors *at, uint32_t tile, int step, int blo
         unpack_alternate(x[i], &a[i / 2][i % 2 * 2], &a[i / 2][i % 2 * 2 + 1]);
 }
 
-/* O^T += V^T P^T of 16 keys. weights: as A fragments of P, of which each half is a B fragment of
- * P^T. */
+/* O^T += V^T P^T of 16 keys. weights: A fragments of P; each half of one is a B fragment of P^T. */
 FA_DEVICE void add_values(fa_output *o, int halves, uint32_t weights[M_TILES][4],
                           const fa_vectors *at, uint32_t tile, int step)
 {
@@ -331,8 +331,8 @@ FA_DEVICE void add_values(fa_output *o, int halves, uint32_t weights[M_TILES][4]
     }
 }
 
-/* The same where some values are NaN and hidden from some rows: only rows whose weight of such a
- * value is not 0 become NaN. */
+/* The same if some values are NaN and hidden from some rows: only rows that have a weight other
+ * than 0 for such a value become NaN. */
 FA_DEVICE void add_values_carefully(fa_output *o, int halves, uint32_t weights[M_TILES][4],
                                     const fa_vectors *at, uint32_t tile, int step)
 {

@@ -1,13 +1,13 @@
 /*
- * Copies of keys and values of 8 bits to shared memory: the pipeline of load.cuh, with its names.
- * Its instructions count, as those of the products do. So a tile that is seen whole has a way of
- * its own, where a copy takes one more instruction, or two in pages:
+ * Copies keys and values of 8 bits to shared memory: the pipeline of load.cuh, with the same names.
+ * The number of its instructions matters as much as that of the products. So a tile that is seen
+ * whole has its own code, where a copy takes one more instruction, or two if there are pages:
  *
- *   not in pages   each lane goes on along its column by a multiple of the stride
- *   in pages       each lane knows where one key's row is, in units of 16 bytes from the first page,
- *                  and the others ask it
+ *   without pages  each lane advances along its column by a multiple of the stride
+ *   with pages     each lane knows the place of one key's row, in units of 16 bytes from the first
+ *                  page, and passes it to the other lanes
  *
- * Other tiles, rows that are not aligned, and strides beyond 32 bits take a loop.
+ * Other tiles, rows that are not aligned, and strides beyond 32 bits are copied in a loop.
  */
 #ifndef FA_KERNELS_DECODE_SM80_BYTES_LOAD_CUH
 #define FA_KERNELS_DECODE_SM80_BYTES_LOAD_CUH
@@ -22,14 +22,14 @@
 #include "ptx/shared.cuh"
 #include "ptx/thread.cuh"
 
-/* Lanes are as many as a tile's keys, so passes are as many as a row's vectors. */
+/* There are as many lanes as a tile has keys, so there are as many passes as a row has vectors. */
 static_assert(KEYS == 32 && (int)PASSES == (int)ROW_VECTORS, "a lane for each key");
 
-/* The key of a tile of which a lane knows the place. Lanes `pass` of every ROW_VECTORS know those of
- * a pass. */
+/* The key of a tile whose place this lane knows. Lanes `pass` of every ROW_VECTORS lanes know the
+ * keys of pass `pass`. */
 FA_DEVICE int known_key(void) { return copied_vector() * ROWS_A_PASS + copied_row(); }
 
-/* What a lane knows of a pass's row that it copies. */
+/* Gets what is known about the row that this lane copies in a pass. */
 FA_DEVICE uint32_t ask(uint32_t known, int pass)
 {
     return ptx_shuffle_within(known, pass, ROW_VECTORS);
@@ -57,7 +57,7 @@ typedef struct fa_place {
     int page, row;
 } fa_place;
 
-/* Whether a block has registers for where a lane's vector lies in a tile. */
+/* Whether a block has registers for the position of a lane's vector in a tile. */
 #define KEEPS_PLACES (HEAD_DIM == 128 && M_TILES == 1)
 
 /* Where the next tile comes from. */
@@ -65,16 +65,16 @@ typedef struct fa_places {
     fa_span quick;        /* tiles that are seen whole, of aligned rows, with offsets of 32 bits */
     const char *k, *v;    /* this lane's vector: in the tile's first row; in pages, of page 0 */
     uint32_t ahead;       /* keys from there to the next tile; 0 in pages */
-    uint32_t to;          /* where this lane's first vector lies in a tile */
+    uint32_t to;          /* the position of this lane's first vector in a tile */
     bool has_k, has_v;    /* this lane's vector is one of a row's */
     const int32_t *table; /* of the sequence's pages; NULL: no pages. Of pages alone: */
-    fa_place now, next;   /* this lane's key in this tile and in the next one, for which page
-                           * numbers are read ahead */
-    int number, row;      /* in the tile behind: its page in the table, its row there */
-    int numbers, rows;    /* from there to the next tile */
+    fa_place now, next; /* this lane's key in this tile and in the next one, which is read ahead */
+    /* In the following tile: its page's number in the table, its row in the page. */
+    int number, row;
+    int numbers, rows; /* from there to the next tile */
 } fa_places;
 
-/* Whether all offsets, in so many elements, fit into 32 bits. */
+/* Whether all offsets, in units of this many elements, fit into 32 bits. */
 FA_DEVICE bool fits(const fa_decode_params *d, const fa_work *w, const fa_kernel_view *v, int unit)
 {
     const bool paged = d->attention.block_table;
@@ -84,10 +84,11 @@ FA_DEVICE bool fits(const fa_decode_params *d, const fa_work *w, const fa_kernel
            end / unit <= UINT32_MAX;
 }
 
-/* Whether some row sees a key. Read anew: registers are few. */
+/* Whether some row sees a key. The bounds are read again each time, because registers are
+ * scarce. */
 FA_DEVICE bool some_see(const fa_work *w, int key) { return key >= w->from && key < w->to; }
 
-/* Takes the places of tile n - 1, and reads those of tile n. */
+/* Makes the places of the next tile current, and reads those of tile n. */
 FA_DEVICE void find_places(const fa_decode_params *d, const fa_work *w, const fa_key_tiles *tiles,
                            int n, fa_places *p)
 {
@@ -145,15 +146,15 @@ FA_DEVICE void begin_places(const fa_decode_params *d, const fa_work *w, const f
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* Where this lane's vector of a pass is in a tile. A pass and its first row have no bits in common,
- * so their swizzles combine. */
+/* Where this lane's vector of a pass is in a tile. The bits of a pass and of its first row do not
+ * overlap, so their swizzles combine. */
 FA_DEVICE uint32_t at_pass(uint32_t tile, uint32_t to, int pass)
 {
     return tile + (to ^ (uint32_t)(turn_of(pass * ROWS_A_PASS) * 16)) +
            (uint32_t)(pass * ROWS_A_PASS * PITCH);
 }
 
-/* A vector of a row that is not aligned to 16 bytes or ends within it. */
+/* A vector of a row that is not aligned to 16 bytes or that ends within the vector. */
 FA_DEVICE uint4 gather_vector(const fa_kernel_view *v, const char *row, int column, int columns)
 {
     uint32_t x[4] = {0, 0, 0, 0};
@@ -170,7 +171,7 @@ FA_DEVICE uint4 gather_vector(const fa_kernel_view *v, const char *row, int colu
     return make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-/* Copies of any tile. first: row 0 of the sequence, or of page 0. */
+/* Copies any tile. first: row 0 of the sequence, or of page 0. */
 FA_DEVICE void issue_any_rows(const fa_work *w, const fa_key_tiles *tiles, const fa_kernel_view *v,
                               const char *first, const fa_places *p, int n, int columns,
                               uint32_t tile)
@@ -194,7 +195,7 @@ FA_DEVICE void issue_any_rows(const fa_work *w, const fa_key_tiles *tiles, const
     }
 }
 
-/* Copies of a tile that is seen whole. vector: this lane's, as in fa_places. */
+/* Copies a tile that is seen whole. vector: this lane's, as in fa_places. */
 FA_DEVICE void issue_whole_rows(const fa_kernel_view *v, const char *vector, const fa_places *p,
                                 bool has, uint32_t tile)
 {
@@ -217,9 +218,9 @@ FA_DEVICE void issue_whole_rows(const fa_kernel_view *v, const char *vector, con
 
 /* ---- Scales ---------------------------------------------------------------------------------- */
 
-/* Issues the copies of the scales of a tile's keys or values, to behind their elements; zeros for
- * keys that are not seen. first: the scale of row 0 of the sequence, or of page 0; quick: the
- * tile is one of those. */
+/* Issues the copies of the scales of a tile's keys or values, to the memory after their elements;
+ * zeros for keys that are not seen. first: the scale of row 0 of the sequence, or of page 0; quick:
+ * whether the tile is seen whole, as in fa_places. */
 FA_DEVICE void issue_scales(const fa_work *w, const fa_key_tiles *tiles,
                             const fa_kernel_view *scale, const char *first, const fa_places *p,
                             int n, bool quick, uint32_t tile)
@@ -237,7 +238,7 @@ FA_DEVICE void issue_scales(const fa_work *w, const fa_key_tiles *tiles,
 
 /* ---- The pipeline of a warp ------------------------------------------------------------------ */
 
-/* Tile n, if there is one, is copied to `tile`. */
+/* Copies tile n, if it exists, to `tile`. */
 FA_DEVICE void issue_keys(const fa_decode_params *d, const fa_work *w, const fa_key_tiles *tiles,
                           int n, bool scaled, uint32_t tile, fa_places *p)
 {
@@ -253,7 +254,7 @@ FA_DEVICE void issue_keys(const fa_decode_params *d, const fa_work *w, const fa_
     ptx_cp_async_commit();
 }
 
-/* And goes on to the places of tile n + 1. */
+/* Also advances to the places of tile n + 1. */
 FA_DEVICE void issue_values(const fa_decode_params *d, const fa_work *w, const fa_key_tiles *tiles,
                             int n, bool scaled, uint32_t tile, fa_places *p)
 {

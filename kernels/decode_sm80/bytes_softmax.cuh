@@ -13,8 +13,9 @@
 
 /* ---- Values with scales ---------------------------------------------------------------------- */
 
-/* Updates bases for weights that will be multiplied by the values' scales. No row is beyond its base
- * if its largest logit is not with the largest scale: that is looked at first. */
+/* Updates bases for weights that will be multiplied by the values' scales. If no row's largest
+ * logit exceeds its base even with the largest scale, there is nothing to do. This is checked
+ * first. */
 FA_DEVICE void update_scaled_bases(fa_output *o, int halves, const fa_scores *s,
                                    const float2 scale[KEY_TILES])
 {
@@ -39,13 +40,13 @@ FA_DEVICE void update_scaled_bases(fa_output *o, int halves, const fa_scores *s,
     update_bases(o, &raised, halves);
 }
 
-/* A weight of 0 leaves its value out, whatever the scale is. */
+/* A weight of 0 removes its value, whatever the scale is. */
 FA_DEVICE float scale_weight(float weight, float scale)
 {
     return weight != 0.0f ? weight * scale : weight;
 }
 
-/* As make_weights, times the scales of the values. */
+/* Like make_weights, times the scales of the values. */
 FA_DEVICE void make_scaled_weights(const fa_scores *s, const float2 scale[KEY_TILES], int step,
                                    int halves, fa_output *o, uint32_t a[M_TILES][4])
 {
@@ -61,8 +62,8 @@ FA_DEVICE void make_scaled_weights(const fa_scores *s, const float2 scale[KEY_TI
     }
 }
 
-/* The softmax of a tile and O += P V. scaled: keys' values have scales of their own, at `scales`;
- * carefully: some are NaN and hidden from some rows. */
+/* The softmax of a tile and O += P V. scaled: each value has its own scale, at `scales`; carefully:
+ * some values are NaN and hidden from some rows. */
 FA_DEVICE void add_tile(bool scaled, int halves, const fa_scores *s, const fa_vectors *at,
                         uint32_t tile, uint32_t scales, bool carefully, fa_output *o)
 {

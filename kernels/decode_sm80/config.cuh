@@ -1,6 +1,6 @@
 /*
- * The numbers of a variant (kernels/variants.h) and what follows from them: who has what, and where it is in shared
- * memory. decode_sm80.h says what the numbers are.
+ * The numbers of a variant (kernels/variants.h), which decode_sm80.h explains, and constants that
+ * follow from them: parts of threads, and places in shared memory.
  */
 #ifndef FA_KERNELS_DECODE_SM80_CONFIG_CUH
 #define FA_KERNELS_DECODE_SM80_CONFIG_CUH
@@ -43,7 +43,7 @@ enum {
     M_TILES = ROWS / 16,
     D_STEPS = HEAD_DIM / 16, /* of mma along the head dim in Q K^T */
     KEY_STEPS = KEYS / 16,   /* of mma along the keys in P V */
-#if LATENT             /* warps share key tiles: each has some keys' scores and some columns */
+#if LATENT             /* warps share key tiles: each computes some keys' scores and some columns */
     BLOCK_KEYS = KEYS, /* of a key tile of the block */
     D_TILES = VALUE_DIM / WARPS / 8, /* of 8 columns of the output, of a warp */
     KEY_TILES = KEYS / WARPS / 8,    /* of 8 columns of the scores, of a warp */
@@ -89,7 +89,7 @@ static_assert(4 * ROWS * ROW_FLOATS <= WARP_BYTES, "room for a warp's sums");
 static_assert(4 * ROWS * FA_DECODE_PARTS <= STAGE_BYTES, "room for the parts' factors");
 static_assert(4 * ROWS * (WARPS + 2) <= QUERY_BYTES, "room for the warps' factors and the rows'");
 
-/* Fragments of Q, 16 x 16 elements each, stay in registers where there are at most eight. */
+/* Fragments of Q, 16 x 16 elements each, stay in registers if there are at most eight. */
 #define QUERIES_IN_REGISTERS (GROUP_ROWS * HEAD_DIM <= 8 * 256)
 
 /* For score_fragments.cuh. */
@@ -99,34 +99,35 @@ static_assert(4 * ROWS * (WARPS + 2) <= QUERY_BYTES, "room for the warps' factor
 #include "ptx/address.cuh"
 #include "ptx/thread.cuh"
 
-/* Whether key tiles are the block's; else each warp has its own. */
+/* Whether all warps of a block share its key tiles; otherwise each warp has its own. */
 #define BLOCK_TILES LATENT
 
 FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
 FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
 
-/* Who merges: all threads of a block, which has all rows of a work tile. */
+/* The threads that merge: all threads of a block, which has all rows of a work tile. */
 #define SHARES_ROWS 0
 FA_DEVICE int thread_id(void) { return ptx_thread_id(); }
 FA_DEVICE void sync_threads(void) { __syncthreads(); }
 
-/* Of 8 keys of S, the one that a lane has in its element e, 0 or 1. */
+/* The key, of 8 keys of S, in a lane's element e, 0 or 1. */
 FA_DEVICE int key_of(int e) { return lane_id() % 4 * 2 + e; }
 
-/* The swizzle of a row of 8-bit elements: the numbers of its vectors change by an exclusive or with
- * this. In neighbouring rows a vector is in different halves of 128 bytes (for the loads of keys);
- * in eight rows all its places differ (for ldmatrix). */
+/* The swizzle of a row of 8-bit elements: the number of a vector is changed by an exclusive or with
+ * this. In adjacent rows a vector is in different halves of 128 bytes (for the loads of keys); in
+ * eight rows all its positions differ (for ldmatrix). */
 FA_DEVICE int turn_of(int row) { return HEAD_DIM == 64 ? row / 2 % 4 : row % 2 * 4 + row / 2 % 4; }
 
-/* Where a vector of a row is in a tile of keys or values. Rows of 16-bit elements have no swizzle,
- * but end with 16 unused bytes. */
+/* The position of a vector of a row in a tile of keys or values. Rows of 16-bit elements have no
+ * swizzle, but end with 16 unused bytes. */
 FA_DEVICE uint32_t vector_at(int row, int vector)
 {
     return (uint32_t)(row * PITCH + (EIGHT_BITS ? vector ^ turn_of(row) : vector) * 16);
 }
 
-/* The offset that this lane passes to ldmatrix for the fragments of a tile's first 16 rows and columns. The 8 x 8 matrices
- * go first down and then across for A and the transposed V, and the other way for K. */
+/* The offset that this lane passes to ldmatrix for the fragments of a tile's first 16 rows and
+ * columns. For A and the transposed V, the order of the 8 x 8 matrices is first down and then
+ * across; for K it is the other way round. */
 FA_DEVICE uint32_t value_lane(void)
 {
     return (uint32_t)(lane_id() % 16 * PITCH + lane_id() / 16 * 16);
@@ -137,8 +138,8 @@ FA_DEVICE uint32_t key_lane(void)
     return (uint32_t)((lane_id() % 8 + lane_id() / 16 * 8) * PITCH + lane_id() / 8 % 2 * 16);
 }
 
-/* Addresses in shared memory: of the block's queries and of the warp's stages. Of latent attention:
- * of what warps exchange, and of the block's stages. */
+/* Addresses in shared memory: of the block's queries and of the warp's stages. With latent
+ * attention: of the warps' exchange area, and of the block's stages. */
 typedef struct fa_memory {
     uint32_t q, k, v;
 } fa_memory;

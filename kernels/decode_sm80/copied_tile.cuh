@@ -7,7 +7,7 @@
 
 #include "decode_sm80/config.cuh"
 
-#if !LATENT /* there a tile is the block's */
+#if !LATENT /* otherwise the block copies a tile */
 #include "decode_sm80/nonfinite.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/cp_async.cuh"
@@ -19,7 +19,7 @@ enum { ROWS_A_PASS = 32 / ROW_VECTORS, PASSES = KEYS / ROWS_A_PASS };
 FA_DEVICE int copied_vector(void) { return lane_id() % ROW_VECTORS; }
 FA_DEVICE int copied_row(void) { return lane_id() / ROW_VECTORS; }
 
-/* Waits for the oldest group of copies that has not been waited for: of keys and of values in turn. */
+/* Waits for the oldest pending group of copies. Groups of keys and of values alternate. */
 FA_DEVICE void wait_for_tile(void)
 {
     ptx_cp_async_wait(2 * STAGES - 1);
@@ -33,7 +33,7 @@ FA_DEVICE bool has_nonfinite_values(uint32_t tile)
     return false;
 }
 #else
-/* Whether some value of a tile is not finite. The lanes look at what they have copied. */
+/* Whether some value of a tile is not finite. Each lane checks what it has copied. */
 FA_DEVICE bool has_nonfinite_values(uint32_t tile)
 {
     const uint32_t from = tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);

@@ -1,15 +1,17 @@
 /*
- * Attention of few queries over many keys, from Ampere on: the time is that of reading keys and values, so each is read
- * once. Float16 or bfloat16 with float32 sums; every option of the API but dropout.
+ * Attention of few queries over many keys, from Ampere on. Reading keys and values takes nearly all
+ * the time, so each is read only once. Float16 or bfloat16 with float32 sums; every option of the
+ * API except dropout.
  *
- *   config.cuh  the numbers of the variant, who has what    load.cuh    copies to shared memory
- *   work.cuh    which queries, heads and keys are a block's   attend.cuh  a warp's loop over its keys
- *                                                             merge.cuh   sums of warps and of parts, results
+ *   config.cuh  the numbers of the variant, parts of threads  load.cuh    copies to shared memory
+ *   work.cuh    the block's queries, heads and keys           attend.cuh  a warp's loop over keys
+ *   merge.cuh   sums of warps and of parts, results
  *
- * The query heads that share a key/value head, and some queries of a sequence, are the rows of one work tile. Its keys
- * are cut into parts, one for each block, and a part's key tiles go round the block's warps. Each warp has its own
- * pipeline, its own bases and its own sums, so no warp waits for another before the end. Then the block merges its
- * warps' sums, and the last block of a work tile merges its parts (Flash-Decoding: Dao, Haziza, Massa, Sizov 2023).
+ * The query heads that share a key/value head, and some queries of a sequence, are the rows of one
+ * work tile. Its keys are divided into parts, one for each block, and the block's warps take a
+ * part's key tiles in turn. Each warp has its own pipeline, bases and sums, so no warp waits for
+ * another before the end. Then the block merges its warps' sums, and the last block of a work tile
+ * merges its parts (Flash-Decoding: Dao, Haziza, Massa, Sizov 2023).
  */
 #include "decode_sm80/attend.cuh"
 #include "decode_sm80/config.cuh"
@@ -17,7 +19,7 @@
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
 
-/* What the block has to add to the results: its part of the keys. Returns whether it is the one that merges all parts. */
+/* Computes the block's part of the keys. Returns whether this block must merge all parts. */
 FA_DEVICE bool run_part(const fa_decode_params *d, const fa_work *w, float *memory)
 {
     float *stages = memory + QUERY_BYTES / 4;

@@ -1,17 +1,17 @@
 /*
- * What the kernel of decode_sm80 is told, and what follows from the numbers of a variant. Shared by
- * the kernel and the planner.
+ * The parameters of decode_sm80, and sizes that follow from the numbers of a variant. The kernel
+ * and the planner share them.
  *
- * Of kernels/variants.h:
- *   group_rows  rows of a work tile, a multiple of 16: every query head of a group of the same key/value head, for
- *               as many queries as there is room for
+ * Numbers of kernels/variants.h:
+ *   group_rows  rows of a work tile, a multiple of 16: every query head of a group of the same
+ *               key/value head, for as many queries as there is room for
  *   warps       of a block; each has its own key tiles
  *   keys        of a warp's key tile: a multiple of 16
  *   stages      key tiles of a warp in shared memory
- *   blocks      of a multiprocessor, at least, which bounds the registers
- *   options     FA_DECODE_BY_ROWS: with ALiBi, a bias and a mask, too
- *   value_dim   only of latent attention, whose values are the first columns of the keys. Its key
- *               tiles and stages are the block's
+ *   blocks      of a multiprocessor, at least, which limits the registers
+ *   options     FA_DECODE_BY_ROWS: also ALiBi, a bias and a mask
+ *   value_dim   only for latent attention, whose values are the first columns of the keys. All
+ *               warps of a block share its key tiles and stages
  *   cache       the type of keys and values, if it has 8 bits. Then products are of float16
  *               (element), and queries have either 16-bit type
  */
@@ -22,11 +22,11 @@
 #include "../common/element.h"
 #include "../common/params.h"
 
-/* Who merges the parts of a sequence's keys. */
+/* Where the parts of a sequence's keys are merged. */
 enum {
-    FA_DECODE_LAST = 0,  /* the last block of a work tile, found by a counter */
-    FA_DECODE_STORE = 1, /* nobody: parts are stored for a second launch, */
-    FA_DECODE_MERGE = 2  /* which merges them and does nothing else */
+    FA_DECODE_LAST = 0,  /* by the last block of a work tile, found by a counter */
+    FA_DECODE_STORE = 1, /* by a second launch: this one stores the parts, */
+    FA_DECODE_MERGE = 2  /* and this is the second one, which only merges them */
 };
 
 /* The kernel's parameter. */
@@ -36,17 +36,18 @@ typedef struct fa_decode_params {
     int64_t pages;          /* of the cache, if it has pages */
     int32_t heads, queries; /* of a work tile: query heads of a group, queries of a sequence */
     int32_t chunks;         /* work tiles that share the query heads of a group */
-    int32_t parts;          /* of a sequence's keys, at most */
-    int32_t least;          /* key tiles of a block in a part, at least */
-    int32_t most_queries;   /* of a packed sequence: longer ones are another launch's, and their
-                             * rows are left alone. Work tiles are numbered by sequence. 0: among
-                             * all rows (common/packed.h) */
-    int32_t step;           /* FA_DECODE_... */
-    int32_t counters;       /* FA_DECODE_LAST: the set of counters; below 0: there is none */
-    float *sums;            /* the parts' results, if there can be several */
+    int32_t parts;          /* the largest number of parts of a sequence's keys */
+    int32_t least;          /* the smallest number of key tiles of a block in a part */
+    /* The most queries of a packed sequence. Another launch computes longer ones, and this launch
+     * does not write their rows. Work tiles are numbered by sequence. 0: work tiles are numbered
+     * among all rows (common/packed.h). */
+    int32_t most_queries;
+    int32_t step;     /* FA_DECODE_... */
+    int32_t counters; /* FA_DECODE_LAST: the set of counters; below 0: there is none */
+    float *sums;      /* the parts' results, if there can be several */
 } fa_decode_params;
 
-/* For decode_sm90: of the numbers by which a block's number is divided. */
+/* For decode_sm90: reciprocals of the numbers by which a block's number is divided. */
 typedef struct fa_decode_divisors {
     fa_reciprocal tasks, tiles, units, chunks, parts;
     int32_t units_of_batch;  /* key/value heads times chunks */
@@ -54,17 +55,17 @@ typedef struct fa_decode_divisors {
     fa_reciprocal page_rows; /* rows of a page; 1: there are no pages */
 } fa_decode_divisors;
 
-/* most_queries of a launch that has all sequences, and also the rows in front of the first one and behind
- * the last one. For decode_sm90. */
+/* most_queries of a launch that has all sequences, and also the rows before the first and after the
+ * last sequence. For decode_sm90. */
 #define FA_DECODE_ALL_QUERIES INT32_MAX
 
 #define FA_DECODE_BY_ROWS 1
 
-/* Parts, at most. A warp merges four for each lane. */
+/* The largest number of parts. A warp merges four for each lane. */
 #define FA_DECODE_PARTS 128
 
-/* Sets of counters that a kernel has, for launches that may run at the same time, and how many a set has: work tiles of a
- * launch that can be counted. */
+/* The sets of counters of a kernel, for launches that may run at the same time; and the counters of
+ * a set, one for each work tile of a launch that can be counted. */
 #define FA_DECODE_COUNTER_SETS 2048
 #define FA_DECODE_COUNTERS 512
 
@@ -73,22 +74,23 @@ typedef struct fa_decode_divisors {
 /* Bytes from one row to the next in shared memory, as in forward_sm80. */
 #define FA_DECODE_PITCH(dim, element) (FA_ELEMENT_BYTES(element) * (dim) + 16)
 
-/* Of keys and values of 8 bits: bytes of a key tile, with a scale for each key behind the elements;
- * and of the queries, with a factor for each row behind them. */
+/* With keys and values of 8 bits: bytes of a key tile, whose elements are followed by a scale for
+ * each key; and of the queries, which are followed by a factor for each row. */
 #define FA_DECODE_TILE_8BIT(dim, keys) ((keys) * ((dim) + 4))
 #define FA_DECODE_QUERIES_8BIT(dim, rows) ((rows) * (2 * (dim) + 4))
 
-/* Of latent attention: bytes of what warps exchange, which are the weights of a key tile and each
- * warp's maxima; and of all dynamic shared memory. */
+/* With latent attention: bytes of the warps' exchange area, which has the weights of a key tile and
+ * each warp's maxima; and of all dynamic shared memory. */
 #define FA_DECODE_EXCHANGE(rows, keys, warps) (2 * (rows) * (keys) + 4 * (rows) * (warps))
 #define FA_DECODE_SMEM_LATENT(element, dim, rows, warps, keys, stages)                             \
     (FA_DECODE_EXCHANGE(rows, keys, warps) + (stages) * (keys)*FA_DECODE_PITCH(dim, element))
 
-/* Floats of a row's sums, of a part in the workspace or of a warp in shared memory. Behind the
- * columns are the base of the weights, as an exponent of 2, and the sum of the weights. */
+/* Floats of a row's sums, of a part in the workspace or of a warp in shared memory. The columns are
+ * followed by the base of the weights, as an exponent of 2, and the sum of the weights. */
 #define FA_DECODE_ROW(dim) ((dim) + 4)
 
-/* Bytes of dynamic shared memory: queries; for each warp and stage a tile of keys and one of values. */
+/* Bytes of dynamic shared memory: queries; for each warp and stage a tile of keys and one of
+ * values. */
 #define FA_DECODE_SMEM(element, dim, rows, warps, keys, stages)                                    \
     (FA_DECODE_PITCH(dim, element) * ((rows) + 2 * (warps) * (stages) * (keys)))
 

@@ -1,16 +1,16 @@
 /*
- * The key tiles of a block's part, where all warps share them.
+ * The key tiles of a block's part, if all warps share them.
  */
 #ifndef FA_KERNELS_DECODE_SM80_KEY_TILES_CUH
 #define FA_KERNELS_DECODE_SM80_KEY_TILES_CUH
 
 #include "decode_sm80/config.cuh"
 
-#if BLOCK_TILES /* those of a warp are in work.cuh */
+#if BLOCK_TILES /* a warp's own key tiles are in work.cuh */
 #include "decode_sm80/work.cuh"
 #include "ptx/registers.cuh"
 
-/* The first key of the first one, and how many there are. */
+/* The first key of the first tile, and the number of tiles. */
 typedef struct key_tiles {
     int first, count;
 } key_tiles;

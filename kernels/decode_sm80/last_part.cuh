@@ -1,5 +1,5 @@
 /*
- * Which block of a work tile is the last one, and so merges its parts.
+ * Finds the last block of a work tile, which merges its parts.
  */
 #ifndef FA_KERNELS_DECODE_SM80_LAST_PART_CUH
 #define FA_KERNELS_DECODE_SM80_LAST_PART_CUH
@@ -7,18 +7,18 @@
 #include "decode_sm80/config.cuh"
 #include "decode_sm80/work.cuh"
 
-/* A set of counters for each launch that may run at the same time; each is 0 before a launch and
- * after it, as atomicInc wraps at the number of parts. */
+/* There is a set of counters for each launch that may run at the same time. Each counter is 0
+ * before and after a launch, because atomicInc wraps at the number of parts. */
 static __device__ uint32_t part_counters[FA_DECODE_COUNTER_SETS * FA_DECODE_COUNTERS];
 
-/* Whether this block is the last one of the work tile's. All that the others have stored can be
- * read then. */
+/* Whether this block is the last one of its work tile. If so, everything that the others have
+ * stored can be read. */
 FA_DEVICE bool is_last_part(const fa_decode_params *d, const fa_work *w)
 {
     __shared__ int last;
     __syncthreads();
     if (ptx_thread_id() == 0) {
-        __threadfence(); /* for all that the block has stored before the barrier */
+        __threadfence(); /* for everything that the block has stored before the barrier */
         const int64_t counter = (int64_t)d->counters * FA_DECODE_COUNTERS + w->task;
         const uint32_t end = (uint32_t)w->parts - 1;
         last = atomicInc(&part_counters[counter], end) == end;

@@ -40,21 +40,21 @@ FA_DEVICE uint32_t copied_at(uint32_t tile, int pass)
     return tile + (uint32_t)(copied_row(pass) * PITCH + ptx_thread_id() % ROW_LANES * 16);
 }
 
-/* The pages of the rows that this thread copies of a tile, and the rows' numbers in them; page 0
+/* The pages of the rows of a tile that this thread copies, and the rows' numbers in them; page 0
  * without pages, and for keys that are not seen. */
 typedef struct fa_pages {
     int number[PASSES], row[PASSES];
 } fa_pages;
 
-/* The block's key tiles: the first key of the first one, and how many there are. */
+/* The block's key tiles: the first key of the first tile, and the number of tiles. */
 typedef struct fa_key_tiles {
     int first, count;
 } fa_key_tiles;
 
 FA_DEVICE bool is_seen(const fa_work *w, int key) { return key >= w->from && key < w->to; }
 
-/* Finds page and row of key `first` + r. Where a tile has at most two pages, there is one division
- * for all its keys. */
+/* Finds page and row of key `first` + r. If a tile has at most two pages, there is one division for
+ * all its keys. */
 FA_DEVICE void divide_by_page(int first, int r, int size, int *page, int *row)
 {
     const int key = size >= KEYS ? first : first + r;
@@ -161,15 +161,15 @@ FA_DEVICE void make_scores(const fa_queries *q, uint32_t tile, fa_scores *s)
         s->at[0][0][i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
 }
 
-/* ---- What warps exchange --------------------------------------------------------------------- */
+/* ---- Exchange between warps ------------------------------------------------------------------ */
 
-/* Where the fragments of the weights are. */
+/* The address of the fragments of the weights. */
 FA_DEVICE uint32_t weights_at(const fa_memory *at, int step)
 {
     return at->q + (uint32_t)((step * 32 + lane_id()) * 16);
 }
 
-/* Behind them: for each row a number of each warp. */
+/* After them: for each row, a number of each warp. */
 FA_DEVICE uint32_t numbers_at(const fa_memory *at, int r)
 {
     return at->q + (uint32_t)(2 * ROWS * KEYS + r * 4 * WARPS);
@@ -187,7 +187,7 @@ FA_DEVICE void show_tops(const fa_scores *s, const fa_memory *at)
     }
 }
 
-/* Raises the bases to the maxima of all warps, so that all have the same. */
+/* Raises the bases to the maxima of all warps, so that all warps have the same bases. */
 FA_DEVICE void update_bases(const fa_memory *at, fa_output *o)
 {
     float top[M_TILES][2];
@@ -207,7 +207,7 @@ FA_DEVICE void update_bases(const fa_memory *at, fa_output *o)
     if (__any_sync(0xffffffffu, grown)) raise_bases(o, 2 * M_TILES, top);
 }
 
-/* Makes the weights of the warp's 8 keys and stores them for all warps: half of the 16 keys of a
+/* Computes the weights of the warp's 8 keys and stores them for all warps: half of the 16 keys of a
  * step. */
 FA_DEVICE void show_weights(const fa_scores *s, const fa_memory *at, fa_output *o)
 {
@@ -223,7 +223,7 @@ FA_DEVICE void show_weights(const fa_scores *s, const fa_memory *at, fa_output *
 
 /* ---- The loop -------------------------------------------------------------------------------- */
 
-/* O += P V of the warp's columns. carefully: some values are not finite. */
+/* O += P V for the warp's columns. carefully: some values are not finite. */
 FA_DEVICE void add_tile(const fa_memory *at, uint32_t tile, bool carefully, fa_output *o)
 {
 #pragma unroll
@@ -256,7 +256,7 @@ FA_DEVICE void attend(const fa_decode_params *d, const fa_work *w, const fa_memo
         bool careful = false;
         fa_scores s;
         ptx_cp_async_wait(STAGES - 2);
-        __syncthreads(); /* also: the tile before has been used */
+        __syncthreads(); /* also: the previous tile is no longer used */
         issue_tile(d, w, &tiles, at->k, n + STAGES - 1, &pages);
         make_scores(&q, tile, &s);
         make_logits(d, w, first + 8 * warp_id(), &s);
@@ -271,11 +271,11 @@ FA_DEVICE void attend(const fa_decode_params *d, const fa_work *w, const fa_memo
     ptx_cp_async_wait(0);
 }
 
-/* Stores the block's sums to shared memory, over the stages. The warps' sums of weights are added
+/* Stores the block's sums in shared memory, over the stages. The warps' sums of weights are added
  * in the order of the warps. */
 FA_DEVICE void store_block(const fa_output *o, const fa_memory *at, float *to)
 {
-    __syncthreads(); /* all warps have used the stages and the maxima */
+    __syncthreads(); /* all warps have finished with the stages and the maxima */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float *row = to + row_of(0, half) * ROW_FLOATS;

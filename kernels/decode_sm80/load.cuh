@@ -1,7 +1,7 @@
 /*
- * Copies to shared memory. Each warp has a pipeline of its own: it issues the copies of its key tiles, waits for them and
- * multiplies, without a barrier of the block. Keys and values are separate groups of copies; the stage of either is
- * filled again as soon as it has been used.
+ * Copies to shared memory. Each warp has its own pipeline: it issues the copies of its key tiles,
+ * waits for them and multiplies, without a barrier of the block. Keys and values are separate
+ * groups of copies. The stage of either is filled again as soon as it is no longer used.
  *
  *      K 0  V 0  K 1  V 1 | S 0  K 2 | O 0  V 2 | S 1  K 3 | O 1  V 3 | ...
  *
@@ -12,7 +12,7 @@
 
 #include "decode_sm80/config.cuh"
 
-#if !LATENT && !EIGHT_BITS /* those of 8 bits are in bytes_load.cuh */
+#if !LATENT && !EIGHT_BITS /* 8-bit caches: bytes_load.cuh */
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 #include "decode_sm80/copied_tile.cuh"
@@ -23,7 +23,7 @@
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-/* All threads load the rows of the work tile; zeros for those that stand for no query. */
+/* All threads load the rows of the work tile; zeros for rows without a query. */
 FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_t tile)
 {
 #pragma unroll 1
@@ -35,7 +35,7 @@ FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_
 
 /* ---- Keys and values ------------------------------------------------------------------------- */
 
-/* Where key `first + lane % KEYS` is: its page and its row there; without pages, page 0. */
+/* The place of key `first + lane % KEYS`: its page and its row there; without pages, page 0. */
 typedef struct fa_place {
     int page, row;
 } fa_place;
@@ -54,7 +54,7 @@ FA_DEVICE fa_place find_place(const fa_decode_params *d, const fa_work *w,
     return at;
 }
 
-/* Row r of a tile in pages, of which the warp's lanes have the places. */
+/* Row r of a tile, if there are pages. The warp's lanes hold the places. */
 FA_DEVICE const char *find_row(const fa_kernel_view *v, const char *first, fa_place at, int r)
 {
     const int page = __shfl_sync(0xffffffffu, at.page, r);
@@ -76,7 +76,7 @@ FA_DEVICE void gather_rows(const fa_key_tiles *tiles, const fa_kernel_view *v, c
     }
 }
 
-/* Issues the copies of a tile of keys or values; where rows are not aligned, copies them at once.
+/* Issues the copies of a tile of keys or values. If rows are not aligned, copies them immediately.
  * first: row 0 of the sequence, or of page 0. */
 FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
                           const fa_kernel_view *v, const char *first, fa_place at, int key,
@@ -110,7 +110,8 @@ FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
 
 /* ---- The pipeline of a warp ------------------------------------------------------------------ */
 
-/* The places of the tile that is issued now, and of the next one: page numbers are read ahead. */
+/* The places of the tile that is issued now, and of the next one: page numbers are read one tile
+ * ahead. */
 typedef struct fa_places {
     fa_place now, next;
 } fa_places;
@@ -124,7 +125,7 @@ FA_DEVICE void issue_keys(const fa_decode_params *d, const fa_work *w, const fa_
     ptx_cp_async_commit();
 }
 
-/* And goes on to the places of tile n + 1. */
+/* Also advances to the places of tile n + 1. */
 FA_DEVICE void issue_values(const fa_decode_params *d, const fa_work *w, const fa_key_tiles *tiles,
                             const fa_memory *at, int n, fa_places *places)
 {

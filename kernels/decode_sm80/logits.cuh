@@ -1,5 +1,6 @@
 /*
- * Scores become logits: the scale, options, masks by position. Shared with decode_latent_sm90.
+ * Computes logits from scores: the scale, options, masks by position. Shared with
+ * decode_latent_sm90.
  */
 #ifndef FA_KERNELS_DECODE_SM80_LOGITS_CUH
 #define FA_KERNELS_DECODE_SM80_LOGITS_CUH
@@ -18,7 +19,7 @@ FA_DEVICE bool has_row_options(const fa_decode_params *d)
 }
 
 /* Options and the mask by position of one row of a thread. first: the tile's first key; options:
- * there can be some. */
+ * whether there may be some. */
 FA_DEVICE void change_row(const fa_decode_params *d, const fa_work *w, int first, int m, int half,
                           bool options, fa_scores *s)
 {
@@ -36,7 +37,7 @@ FA_DEVICE void change_row(const fa_decode_params *d, const fa_work *w, int first
     fa_hide_fragment(s->at[m][0], half, lo, hi);
 }
 
-/* Scores become logits, as exponents of 2. */
+/* Replaces scores by logits, as exponents of 2. */
 FA_DEVICE void make_logits(const fa_decode_params *d, const fa_work *w, int first, fa_scores *s)
 {
     const bool masked = first < w->all_from || first + FRAGMENT_KEYS > w->all_to;

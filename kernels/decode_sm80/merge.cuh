@@ -1,7 +1,8 @@
 /*
- * Merging: a block's warps have sums over different keys, and so have the parts of a sequence. Both are rows of ROW_FLOATS
- * floats, of warps in shared memory and of parts in the workspace: unnormalized outputs, the base of their weights and
- * the weights' sum. Sources are added up by number, so a result is the same in every run.
+ * Merging: a block's warps have sums over different keys, and so have the parts of a sequence. Both
+ * are rows of ROW_FLOATS floats, of warps in shared memory and of parts in the workspace:
+ * unnormalized outputs, the base of their weights and the weights' sum. Sources are added up in the
+ * order of their numbers, so a result is the same in every run.
  */
 #ifndef FA_KERNELS_DECODE_SM80_MERGE_CUH
 #define FA_KERNELS_DECODE_SM80_MERGE_CUH
@@ -23,17 +24,17 @@ typedef struct fa_sources {
     int count;
 } fa_sources;
 
-/* Of the merged rows, in shared memory: each source's factor; and of each row the base and the sum of weights, or at the end
- * the factor of the output. */
+/* For the merged rows, in shared memory: each source's factor; and for each row the base and the
+ * sum of weights, or at the end the factor of the output. */
 typedef struct fa_merged {
     float *factors, *rows;
 } fa_merged;
 
-#if !LATENT /* in latent.cuh sums are the block's */
+#if !LATENT /* in latent.cuh warps share the sums */
 /* ---- The warps' sums ------------------------------------------------------------------------- */
 
 #if EIGHT_BITS
-/* The columns of eight rows, of a transposed output. */
+/* Stores the columns of eight rows, of a transposed output. */
 FA_DEVICE void store_half(const fa_output *o, int i, float *to)
 {
     float *row = to + (8 * i + lane_id() % 4 * 2) * ROW_FLOATS + lane_id() / 4 * 2;
@@ -55,7 +56,7 @@ FA_DEVICE void store_half(const fa_output *o, int i, float *to)
 }
 #endif
 
-/* To the warp's own part of shared memory. */
+/* Stores the sums in the warp's own part of shared memory. */
 FA_DEVICE void store_warp(const fa_output *o, float *to)
 {
 #pragma unroll
@@ -72,7 +73,7 @@ FA_DEVICE void store_warp(const fa_output *o, float *to)
 
 /* ---- Factors --------------------------------------------------------------------------------- */
 
-/* The end of row r, with its log-sum-exp; returns the factor of its output. */
+/* Finishes row r, with its log-sum-exp; returns the factor of its output. */
 FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, float base,
                            float sum)
 {
@@ -90,7 +91,7 @@ FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, f
     return factor;
 }
 
-/* A warp for each row, a lane for each source. last: the row is complete. */
+/* Executed with a warp for each row and a lane for each source. last: the row is complete. */
 FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const fa_sources *from,
                              bool last, const fa_merged *to)
 {
@@ -142,7 +143,7 @@ FA_DEVICE float4 add_sources(const fa_sources *from, const float *factors, int r
     return sum;
 }
 
-/* Zeros for a factor of 0, whatever the row holds. */
+/* Writes zeros if the factor is 0, whatever the row holds. */
 FA_DEVICE void write_output(const fa_decode_params *d, const fa_work *w, int r, int column,
                             float factor, float4 x)
 {
@@ -156,7 +157,8 @@ FA_DEVICE void write_output(const fa_decode_params *d, const fa_work *w, int r, 
               column, p->d_v, x);
 }
 
-/* Merges the sources: into a part's record, or, with to NULL, into results. All threads. */
+/* Merges the sources: into a part's row of sums, or, if `to` is NULL, into results. Executed by all
+ * threads. */
 FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sources *from,
                      const fa_merged *merged, float *to)
 {
@@ -179,7 +181,7 @@ FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sourc
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-/* Floats of a part's sums of a work tile, whose rows are at most so many. */
+/* The floats of a part's sums of a work tile, whose number of rows this bounds. */
 FA_DEVICE int64_t part_floats(const fa_decode_params *d)
 {
     return (int64_t)d->heads * d->queries * ROW_FLOATS;

@@ -1,5 +1,5 @@
 /*
- * Which elements of keys and values are not finite. Shared with decode_sm90, where caches have 8 bits.
+ * Finds elements of keys and values that are not finite. Shared with decode_sm90 for 8-bit caches.
  */
 #ifndef FA_KERNELS_DECODE_SM80_NONFINITE_CUH
 #define FA_KERNELS_DECODE_SM80_NONFINITE_CUH

@@ -1,5 +1,5 @@
 /*
- * The queries of a work tile, which are read once.
+ * The queries of a work tile, which are read only once.
  */
 #ifndef FA_KERNELS_DECODE_SM80_QUERIES_CUH
 #define FA_KERNELS_DECODE_SM80_QUERIES_CUH
@@ -9,7 +9,7 @@
 #include "common/rows.cuh"
 #include "decode_sm80/work.cuh"
 
-/* Row r of the work tile; NULL: it stands for no query. */
+/* Row r of the work tile; NULL: it has no query. */
 FA_DEVICE const char *find_query(const fa_decode_params *d, const fa_work *w, int r)
 {
     const fa_tile *t = &w->tile;
@@ -18,7 +18,7 @@ FA_DEVICE const char *find_query(const fa_decode_params *d, const fa_work *w, in
     return fa_view_row(&d->attention.q, t->block_q, t->start_q + t->first + query, t->head + head);
 }
 
-/* 8 columns of row r, from `column` on; zeros behind its end, and where it stands for no query. */
+/* 8 columns of row r, from `column` on; zeros after its end, and if the row has no query. */
 FA_DEVICE uint4 fetch_eight(const fa_decode_params *d, const fa_work *w, int r, int column)
 {
     const fa_attention_params *p = &d->attention;
@@ -34,7 +34,7 @@ FA_DEVICE uint4 fetch_eight(const fa_decode_params *d, const fa_work *w, int r, 
     return x;
 }
 
-/* Columns c and c + 1 of a row of queries; zeros without one. */
+/* Columns c and c + 1 of a row of queries; zeros if there is no row. */
 FA_DEVICE uint32_t fetch_two(const fa_attention_params *p, const char *row, int c)
 {
     if (!row || c >= p->d) return 0;

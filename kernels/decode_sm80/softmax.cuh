@@ -31,10 +31,10 @@ FA_DEVICE void clear_output(fa_output *o)
     }
 }
 
-/* What has been summed of some halves of 16 rows each is multiplied by the rows' factors. */
+/* Multiplies the sums of some halves of 16 rows each by the rows' factors. */
 FA_DEVICE void rescale_output(fa_output *o, int halves, float factor[M_TILES][2])
 {
-#if EIGHT_BITS /* the lanes that have these rows' factors are others */
+#if EIGHT_BITS /* other lanes have these rows' factors */
 #pragma unroll
     for (int i = 0; i < halves; i++) {
         const int lane = lane_id() % 4 * 8;
@@ -51,8 +51,7 @@ FA_DEVICE void rescale_output(fa_output *o, int halves, float factor[M_TILES][2]
 #endif
 }
 
-/* New bases for rows whose logits are too far beyond the old ones; what has been summed is
- * rescaled. */
+/* Raises the bases of rows whose logits exceed the old ones too far, and rescales the sums. */
 FA_DEVICE void raise_bases(fa_output *o, int halves, float top[M_TILES][2])
 {
 #pragma unroll
@@ -66,8 +65,8 @@ FA_DEVICE void raise_bases(fa_output *o, int halves, float top[M_TILES][2])
     rescale_output(o, halves, top);
 }
 
-#if !LATENT /* there bases are the block's */
-/* The largest logit of a row that this lane has. */
+#if !LATENT /* otherwise bases are the block's */
+/* The largest of this lane's logits of a row. */
 FA_DEVICE float find_top(const fa_scores *s, int m, int half)
 {
     float x = s->at[m][0][half * 2];
@@ -77,7 +76,8 @@ FA_DEVICE float find_top(const fa_scores *s, int m, int half)
     return x;
 }
 
-/* The bases follow a tile's logits. Mostly none is raised, and lanes need not share their tops. */
+/* Updates the bases for a tile's logits. Usually none is raised, and lanes need not exchange their
+ * maxima. */
 FA_DEVICE void update_bases(fa_output *o, const fa_scores *s, int halves)
 {
     float top[M_TILES][2];
@@ -112,7 +112,8 @@ FA_DEVICE void make_weights(const fa_scores *s, int step, int halves, fa_output 
 #endif
 
 #if !EIGHT_BITS
-/* O += P V of 16 keys. v: where this lane's values are; carefully: some values are not finite. */
+/* O += P V for 16 keys. v: the address of this lane's values; carefully: some values are not
+ * finite. */
 FA_DEVICE void add_products(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, bool carefully)
 {
     if (carefully) {

@@ -1,7 +1,7 @@
 /*
- * What a block works on: some queries of a sequence, some query heads that share a key/value head, and a part of the keys
- * that they see. The number of parts that have keys follows from the sequence's own length, which is read here; a
- * block without keys ends at once.
+ * The work of a block: some queries of a sequence, some query heads that share a key/value head,
+ * and a part of the keys that they see. The number of parts that have keys follows from the
+ * sequence's own length, which is read here. A block without keys ends at once.
  */
 #ifndef FA_KERNELS_DECODE_SM80_WORK_CUH
 #define FA_KERNELS_DECODE_SM80_WORK_CUH
@@ -11,25 +11,27 @@
 #include "common/sequence.cuh"
 #include "decode_sm80/config.cuh"
 
-/* Positions count from the sequence's first key. In shared memory, as products need the registers. */
+/* Positions count from the sequence's first key. The struct is in shared memory, because products
+ * need the registers. */
 typedef struct fa_work {
-    fa_tile tile;         /* its head: the first one */
-    int heads, queries;   /* that there are */
-    int rows;             /* that are written: also those behind the last query, which get zeros */
+    fa_tile tile;         /* with the first head */
+    int heads, queries;   /* that exist */
+    int rows;             /* that are written: also those after the last query, which get zeros */
     int from, to;         /* keys that some row sees */
     int all_from, all_to; /* keys that all rows see */
     int start;            /* the first key of key tile 0 */
-    int per_part;         /* key tiles */
+    int per_part;         /* key tiles of a part */
     int parts, tiles;     /* of all keys */
     int part;             /* the block's */
     int64_t task;
-    const char *k, *v; /* row 0 of the sequence's keys and values, or of page 0's */
+    const char *k, *v; /* row 0 of the sequence's keys and values, or of page 0 */
 #if EIGHT_BITS
     const char *k_scale, *v_scale; /* the scales of these rows; NULL: all keys have the same one */
-    float scale, value_scale;      /* factors of scores and of the output, with such a scale */
+    /* Factors of scores and of the output, which include such a scale. */
+    float scale, value_scale;
 #endif
 #if SHARES_ROWS
-    int first_row; /* of those that the block merges */
+    int first_row; /* the first row that the block merges */
 #endif
 } fa_work;
 
@@ -40,12 +42,12 @@ typedef struct fa_work {
 #define FIRST_ROW(w) 0
 #endif
 
-/* Row r stands for query r / d->heads of the tile and head r % d->heads. */
+/* Row r is query r / d->heads of the tile and head r % d->heads. */
 FA_DEVICE int query_of(const fa_decode_params *d, int r) { return r / d->heads; }
 FA_DEVICE int head_of(const fa_decode_params *d, int r) { return r % d->heads; }
 
-/* A tile of a packed sequence whose batch item is known. Tiles of sequences that are another launch's
- * have no rows. */
+/* A tile of a packed sequence whose batch item is known. Tiles of sequences that another launch
+ * computes have no rows. */
 FA_DEVICE void locate_few(const fa_decode_params *d, int64_t tile, fa_tile *t)
 {
     const fa_attention_params *p = &d->attention;
@@ -54,7 +56,7 @@ FA_DEVICE void locate_few(const fa_decode_params *d, int64_t tile, fa_tile *t)
     if (t->room_q > d->most_queries || t->room_q < p->fewest_queries) t->room_q = t->n_q = 0;
 }
 
-/* a / b, where b is a number of the launch. by: the launch's divisors, or NULL. */
+/* a / b, where b is a constant of the launch. by: the launch's divisors, or NULL. */
 #define DIVIDE(a, b, name) (by ? fa_divide_by(a, by->name) : fa_divide(a, b))
 
 /* The sequence and its lengths; the tile's first query and head. */
@@ -93,8 +95,8 @@ FA_DEVICE const char *first_row(const fa_decode_params *d, const fa_kernel_view 
 }
 
 #if EIGHT_BITS
-/* The first scale of a sequence's keys, or of page 0, where scales differ from key to key.
- * Otherwise NULL: the scale is multiplied into the factor. */
+/* The first scale of a sequence's keys, or of page 0, if scales differ between keys. Otherwise
+ * NULL: the scale is multiplied into the factor. */
 FA_DEVICE const char *find_scale(const fa_decode_params *d, const fa_kernel_view *scale,
                                  const fa_tile *t, float *factor)
 {
@@ -114,8 +116,8 @@ FA_DEVICE void find_scales(const fa_decode_params *d, fa_work *w)
 }
 #endif
 
-/* The keys that rows see, and their parts. Key tiles begin at multiples of KEYS, so that a page of so many keys, or of a
- * multiple, has whole ones. */
+/* The keys that rows see, and their parts. Key tiles begin at multiples of KEYS, so that a page
+ * whose size is a multiple of KEYS consists of whole tiles. */
 FA_DEVICE fa_work describe_work(const fa_decode_params *d, const fa_decode_divisors *by,
                                 int64_t number)
 {
@@ -157,9 +159,9 @@ FA_DEVICE void find_work(const fa_decode_params *d, const fa_decode_divisors *by
     __syncthreads();
 }
 
-#if !BLOCK_TILES /* those of a block are in key_tiles.cuh */
-/* The warp's key tiles in a part: the first key of the first one, and how many there are; the next one is BLOCK_KEYS on.
- * from, to: as the work tile has them. */
+#if !BLOCK_TILES /* a block's key tiles are in key_tiles.cuh */
+/* The warp's key tiles in a part: the first key of the first tile, and the number of tiles; the
+ * next tile is BLOCK_KEYS keys later. from, to: as in the work tile. */
 typedef struct fa_key_tiles {
     int first, count, from, to;
 } fa_key_tiles;

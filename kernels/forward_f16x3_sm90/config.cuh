@@ -1,20 +1,21 @@
 /*
- * What forward_f16x3_sm90 is compiled with, and the sizes that follow from it. It replaces
- * forward_sm90/config.cuh and forward_tf32_sm90/config.cuh, and is included before any part of
- * these. A row of kernels/variants.h gives
+ * The compile-time parameters of forward_f16x3_sm90, and sizes that follow from them. This file
+ * replaces forward_sm90/config.cuh and forward_tf32_sm90/config.cuh, and is included before any
+ * part of these. A row of kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16X3: float32 in memory, products of float16 parts
  *     HEAD_DIM   the widest head dim of queries, keys and values
  *     VALUE_DIM  columns of these that a block has: HEAD_DIM / CLUSTER, a multiple of 64
- *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be there or
- *                not; 0: masks by position and lengths alone
+ *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be
+ *                present or not; 0: only masks by position and lengths
  *     CLUSTER    1, or 2 blocks, which share a work tile and have half of the columns each
  *     CONSUMERS  2: warpgroups that compute, 64 queries each
  *     KEYS       of a key tile, a multiple of 16; with options of 32, which a block of dropout bits
  *                covers
  *     STAGES     for a tile of keys or values, or for a chunk
  *     Q_STAGES   1
- *     CHUNK      bytes of a chunk: of a block's columns of a tile, some blocks of 64; without it a tile is one
+ *     CHUNK      bytes of a chunk, which is some blocks of 64 of the block's columns of a tile;
+ *                without it, a chunk is a tile
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_CONFIG_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_CONFIG_CUH
@@ -64,12 +65,12 @@ static_assert(OPTIONS == 0 || OPTIONS == FA_SM90_FLOAT32_ALL, "all of them, or n
 static_assert(VALUE_DIM % 64 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are whole blocks");
 static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 
-/* From here on: the type of the parts, which products take. */
+/* From here on: the type of the parts, the operands of products. */
 #undef ELEMENT
 #define ELEMENT FA_ELEMENT_FLOAT16
 
-/* The first of the block's columns: of queries and keys, of values and outputs. In a cluster, the
- * other block. */
+/* The first of the block's columns: of queries and keys, of values and outputs. In a cluster, also
+ * the other block. */
 #if CLUSTER > 1
 #define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
 #define PEER_BLOCK (THIS_BLOCK ^ 1)
@@ -79,9 +80,9 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 #define FIRST_COLUMN 0
 #endif
 
-#define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
+#define FRAGMENT_KEYS KEYS /* keys of a tile for which a block computes scores */
 
-/* What parts of forward_sm90 ask for (forward_sm90/config.cuh). */
+/* Macros that parts of forward_sm90 need (forward_sm90/config.cuh). */
 #define HIDES_VALUES (OPTIONS & FA_SM90_BY_ROWS)
 #define TRACKED 1
 #define HAS_SERIES 0
@@ -95,12 +96,12 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 /* A row's largest weight is 2 to this power, so that few weights are too small for float16. */
 #define HEADROOM 15.0f
 
-/* Accumulators of the outputs in a thread. */
+/* Registers of a thread for accumulators of the outputs. */
 #define OUTPUTS (VALUE_DIM / 2)
 
-/* Tensor cores cut sums off. So sums are short: of so many columns in S = Q K^T, of the keys of a
- * tile in P V; and added up by ordinary additions. Wide heads have more sums to add up, and shorter
- * ones for that. */
+/* Tensor cores truncate sums. So sums are short: over this many columns in S = Q K^T, over the keys
+ * of a tile in P V. Ordinary additions add them up. Wide heads have more sums to add up, so theirs
+ * are shorter. */
 #if VALUE_DIM <= 128
 #define SUM_COLUMNS 64
 #else
@@ -121,12 +122,12 @@ enum {
     THREADS = FA_F16X3_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
     ROWS = 64, /* queries of a consumer */
-    /* A row of shared memory has 128 bytes, which the swizzle spans: 32 floats, or 64 halves. */
+    /* A row of shared memory has 128 bytes, the span of the swizzle: 32 floats, or 64 halves. */
     BLOCK_COLUMNS = 32,
     K_BLOCKS = VALUE_DIM / BLOCK_COLUMNS,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
     K_BLOCK = KEYS * 128, /* the same of keys or values */
-    /* Two blocks of floats become a block of their large parts and one of their small parts. */
+    /* Two blocks of floats become a block of their high parts and one of their low parts. */
     PAIRS = K_BLOCKS / 2,
     Q_BYTES = K_BLOCKS * Q_BLOCK,
     /* A stage holds a chunk of a tile of keys or values: */
@@ -145,7 +146,7 @@ static_assert(CHUNKS * CHUNK_PAIRS * 2 * K_BLOCK == VALUE_DIM * KEYS * 4 &&
                   CHUNK == CHUNK_PAIRS * 2 * K_BLOCK,
               "chunks are whole pairs of blocks");
 
-/* Registers of a thread that loads, and of one that computes. */
+/* Registers of a thread that loads, and of a thread that computes. */
 #if VALUE_DIM <= 128
 #define PRODUCER_REGISTERS 56
 #define CONSUMER_REGISTERS 200

@@ -29,15 +29,15 @@ typedef struct consumer_state {
     int number; /* of the consumer */
     int leader; /* 1 in lane 0 of a warp */
     float out[OUTPUTS];
-    /* Of scores of the thread's rows, in tiles of unit 1; as exponents of 2. In a cluster as scores:
-     * `factor` makes exponents of them. */
+    /* Units of scores of the thread's rows, in tiles of unit 1: as exponents of 2. In a cluster, as
+     * scores: `factor` turns them into exponents. */
     float unit[2];
 #if CLUSTER > 1
     float factor;
-    uint32_t exchanges; /* so far */
+    uint32_t exchanges; /* exchanges so far */
 #endif
 #if OPTIONS
-    float kept[2]; /* by dropout: the largest weight of each row */
+    float kept[2]; /* with dropout: the largest kept weight of each row */
 #endif
     row_state rows;
     tile_limits limits;
@@ -66,7 +66,7 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
     for (int i = 0; i < OUTPUTS; i++) c->out[i] = 0;
 }
 
-/* Adds the scores of a chain. In a cluster, those of the first chunk are in its units still. */
+/* Adds the scores of a chain. In a cluster, those of the first chunk still have its units. */
 FA_DEVICE void add_chain(float *s, const float *more, const consumer_state *c, float of_chunk,
                          int chunk)
 {
@@ -80,7 +80,8 @@ FA_DEVICE void add_chain(float *s, const float *more, const consumer_state *c, f
     for (int i = 0; i < KEYS / 2; i++) s[i] = fmaf(more[i], unit[i / 2 % 2], s[i]);
 }
 
-/* Scores of the first chunk leave its units and their rows'. Both are powers of two. */
+/* Multiplies the scores of the first chunk by its unit and by those of their rows. All units are
+ * powers of two. */
 FA_DEVICE void leave_units(float *s, const consumer_state *c, float of_chunk)
 {
     const float unit[2] = {score_unit(c->unit[0], of_chunk), score_unit(c->unit[1], of_chunk)};
@@ -89,8 +90,8 @@ FA_DEVICE void leave_units(float *s, const consumer_state *c, float of_chunk)
 }
 
 /* S of the block's columns of a tile, whose keys are then released. keys: the number of the first
- * chunk. Returns what a score of 1 stands for, beside the unit of its row. In a cluster that is 1:
- * scores leave their units, which are the block's and the chunk's own. */
+ * chunk. Returns the unit of the scores, without the unit of the row. In a cluster that is 1:
+ * scores are multiplied by their units, which differ between blocks and chunks. */
 FA_DEVICE float compute_scores(const pipeline *pipe, consumer_state *c, tile_count keys, float *s)
 {
     enum { CHAINS = CHUNK_COLUMNS / SUM_COLUMNS };
@@ -122,7 +123,7 @@ FA_DEVICE float compute_scores(const pipeline *pipe, consumer_state *c, tile_cou
     return CLUSTER > 1 ? 1 : unit;
 }
 
-/* Scores become weights. of_tile: the unit of its keys. */
+/* Replaces scores by weights. of_tile: the unit of its keys. */
 FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                           float *s, float of_tile)
 {
@@ -157,7 +158,7 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
         rescale_outputs(c->out, rescale);
 }
 
-/* out += P V of a chunk's columns; the chunk is then released. */
+/* out += P V for a chunk's columns. Then the chunk is released. */
 FA_DEVICE void add_values(const pipeline *pipe, const consumer_state *c, float *out,
                           tile_count values, uint32_t *high, uint32_t *low)
 {
@@ -210,7 +211,8 @@ FA_DEVICE void skip_other_tiles(const pipeline *pipe, consumer_state *c)
     }
 }
 
-/* Outputs have weights of 1 at most: sums and bases follow. With options, bases are without it. */
+/* Outputs have weights of at most 1, so sums and bases are changed to match. With options, bases
+ * have no headroom. */
 FA_DEVICE void remove_headroom(row_state *rows)
 {
 #pragma unroll
@@ -220,10 +222,10 @@ FA_DEVICE void remove_headroom(row_state *rows)
     }
 }
 
-/* Whether rows of the warp's queries are to be computed again: outputs are not finite, or the
- * largest weight, which should be 1, is less or infinite. Then its logit is so huge that the base,
- * rounded, differs from it by more than 1. Or dropout keeps too little. The sum becomes NaN, and
- * the results with it. */
+/* Whether rows of the warp's queries must be recomputed: outputs are not finite; or the largest
+ * weight, which should be 1, is less or infinite, because its logit is so large that the rounded
+ * base differs from it by more than 1; or dropout keeps too little. If so, the sum becomes NaN, and
+ * so do the results. */
 FA_DEVICE bool finds_bad_rows(const work_tile *w, consumer_state *c)
 {
     row_state *rows = &c->rows;

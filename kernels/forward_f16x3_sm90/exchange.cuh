@@ -1,12 +1,13 @@
 /*
- * What a consumer and its peer, the consumer of the same queries in the other block of the cluster,
- * tell each other: the scores of a tile of keys by their columns. Both add them up. Two numbers have
- * the same sum in either order, so both blocks go on with the same scores, bit by bit, and come to
- * the same bases, weights and sums.
+ * The exchange between a consumer and its peer, the consumer of the same queries in the other block
+ * of the cluster: each sends the other its scores of a tile of keys, which are sums over its own
+ * columns. Both add them up. Two numbers have the same sum in either order, so both blocks continue
+ * with exactly the same scores, and compute the same bases, weights and sums.
  *
- * A thread has the same scores as the thread of its number in the peer, and sends them to it. So
- * their order in shared memory is free: neighbours send and read neighbouring 16 bytes. A warp
- * waits for the peer's warp alone. It says when it has read what came, so that one buffer is enough.
+ * A thread sends its scores to the thread with the same number in the peer, which has the scores of
+ * the same elements. So the order of scores in shared memory is free: adjacent threads send and
+ * read adjacent units of 16 bytes. A warp waits only for the peer's warp. It signals when it has
+ * read what it received, so one buffer is enough.
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_EXCHANGE_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_EXCHANGE_CUH
@@ -21,7 +22,8 @@
 
 #if CLUSTER > 1
 
-/* The first four that the thread receives; the others follow, those of a warpgroup apart. */
+/* The first four scores that the thread receives. The next ones follow at a distance of one
+ * warpgroup's scores. */
 FA_DEVICE float *received_scores(const pipeline *pipe, int consumer)
 {
     return pipe->received + consumer * (RECEIVED_BYTES / 4) + threadIdx.x % WARPGROUP * 4;
@@ -29,7 +31,7 @@ FA_DEVICE float *received_scores(const pipeline *pipe, int consumer)
 
 FA_DEVICE int warp_of_consumer(void) { return (int)(threadIdx.x % WARPGROUP / 32); }
 
-/* number: of the exchanges before, through all work tiles. */
+/* number: of exchanges before this one, through all work tiles. */
 FA_DEVICE void send_scores(const pipeline *pipe, const float *s, uint32_t number, int leader,
                            int consumer)
 {
@@ -43,7 +45,7 @@ FA_DEVICE void send_scores(const pipeline *pipe, const float *s, uint32_t number
         ptx_store_to_peer_x4(to + i * WARPGROUP, full, PEER_BLOCK, s + i);
 }
 
-/* Adds what the peer has sent. */
+/* Adds the scores that the peer has sent. */
 FA_DEVICE void add_peer_scores(const pipeline *pipe, float *s, uint32_t number, int leader,
                                int consumer)
 {
@@ -58,7 +60,7 @@ FA_DEVICE void add_peer_scores(const pipeline *pipe, float *s, uint32_t number, 
         s[i + 2] += __uint_as_float(x.z);
         s[i + 3] += __uint_as_float(x.w);
     }
-    __syncwarp(); /* all lanes have read theirs */
+    __syncwarp(); /* all lanes have read their scores */
     ptx_mbarrier_arrive_peer_if(&pipe->state->scores_empty[consumer][warp_of_consumer()],
                                 PEER_BLOCK, leader);
 }

@@ -3,12 +3,12 @@
  * the sum of two float16 numbers, and a product is three products of these.
  *
  * The kernel is persistent, with the scheduler of forward_sm90 and the roles of forward_tf32_sm90.
- * TMA brings float32 tiles. Between the loads and the products some warps, the splitters, split
- * keys and values in shared memory, in place; consumers split their queries and weights.
+ * TMA loads float32 tiles. Between the loads and the products some warps, the splitters, split keys
+ * and values in shared memory, in place; consumers split their queries and weights.
  *
- * Wide heads are shared by a cluster of two blocks: each has half of the columns of queries, keys
- * and values. They send each other their scores, which are sums over columns, and each adds the
- * values' columns that it has. So nothing but the softmax is computed twice.
+ * The blocks of a cluster of two share the work on wide heads: each has half of the columns of
+ * queries, keys and values. They send each other their scores, which are sums over columns, and
+ * each computes the outputs of its own columns of values. So only the softmax is computed twice.
  *
  *   load warp     warp 0: describes work tiles, loads by TMA  producer.cuh
  *   splitters     warps 1 to 7                                split.cuh, parts.cuh
@@ -16,7 +16,7 @@
  *                                                             multiply.cuh, softmax.cuh,
  *                                                             exchange.cuh
  *
- * config.cuh says what the file is compiled with.
+ * config.cuh lists the compile-time parameters.
  */
 #include "forward_f16x3_sm90/config.cuh"
 #include "forward_f16x3_sm90/pipeline.cuh"
@@ -59,7 +59,7 @@ FA_KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1)
         .queue = (work_tile *)ptx_uniform_pointer(received + CONSUMERS * RECEIVED_BYTES),
         .state = state};
     if (threadIdx.x == 0) init_barriers(state);
-    ptx_cluster_sync(); /* the peer's barriers are there as well */
+    ptx_cluster_sync(); /* the peer's barriers are initialized as well */
 #else
     const pipeline pipe = {.q = q,
                            .tiles = tiles,

@@ -1,8 +1,8 @@
 /*
- * What follows from the numbers of a variant of forward_f16x3_sm90. Its second parameter is
- * forward_sm90's. Shared by the kernel and the planner.
+ * Sizes that follow from the numbers of a variant of forward_f16x3_sm90. Its second parameter is
+ * that of forward_sm90. The kernel and the planner share this file.
  *
- * The numbers are those of kernels/variants.h:
+ * Numbers of kernels/variants.h:
  *
  *   head_dim             of queries, keys and values: value_dim times cluster
  *   value_dim            columns of these that a block has, a multiple of 64
@@ -33,7 +33,7 @@ enum {
     ((FA_SM90_QUERIES(consumers) + (stages) * (keys)) * (dim)*4 +                                  \
      FA_F16X3_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)
 
-/* The same of a block of a cluster, which also has room for the scores of its peer. */
+/* The same for a block of a cluster, which also has a buffer for the scores of its peer. */
 #define FA_F16X3_SM90_CLUSTER_SMEM(value_dim, consumers, keys, stages, chunk)                      \
     (FA_SM90_QUERIES(consumers) * ((value_dim) + (keys)) * 4 + (stages) * (chunk) +                \
      FA_F16X3_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)

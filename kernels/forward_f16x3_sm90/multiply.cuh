@@ -1,12 +1,12 @@
 /*
  * The products that a consumer issues: S = Q K^T and P V, each as three products of float16 parts:
- * high high + high low + low high. What is left out is 2^-22 of the product at most, 2^-24 on
+ * high high + high low + low high. The omitted product is at most 2^-22 of the whole, and 2^-24 on
  * average.
  *
- * Tensor cores do not round sums to the nearest: they cut them off, so that errors add up and do
- * not cancel. So the large products are summed in short chains, which are added up by ordinary
- * additions (Ootomo and Yokota 2022, arXiv:2203.03341, had the idea for whole matrices). The
- * products with low parts are so small that how they are summed does not matter: they come first.
+ * Tensor cores truncate sums instead of rounding them, so that errors add up and do not cancel. So
+ * the large products are summed in short chains, and ordinary additions add these up (Ootomo and
+ * Yokota 2022, arXiv:2203.03341, had the idea for whole matrices). The products with low parts are
+ * so small that the way to sum them does not matter: they come first.
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_MULTIPLY_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_MULTIPLY_CUH
@@ -18,19 +18,19 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 
-/* A chunk's descriptor: of the high parts of its first 64 columns. */
+/* The descriptor of a chunk: of the high parts of its first 64 columns. */
 FA_DEVICE uint32_t chunk_descriptor(const pipeline *pipe, tile_count number)
 {
     return pipe->descriptor + stage_of(number) * (CHUNK / 16);
 }
 
-/* Waits until a chunk of keys or values is there. */
+/* Waits until a chunk of keys or values has arrived. */
 FA_DEVICE void acquire_chunk(const pipeline *pipe, tile_count number)
 {
     ptx_mbarrier_wait(&pipe->state->full[stage_of(number)], parity_of(number));
 }
 
-/* s = A B^T of 16 columns, or s += A B^T. low: which of the operands are low parts. */
+/* s = A B^T for 16 columns, or s += A B^T. low_q, low_k: whether the operands are low parts. */
 FA_DEVICE void issue_qk_step(float *s, uint32_t q, bool low_q, uint32_t k, bool low_k, int step,
                              int accumulate)
 {
@@ -41,8 +41,9 @@ FA_DEVICE void issue_qk_step(float *s, uint32_t q, bool low_q, uint32_t k, bool 
 }
 
 /* Issues a chain of S = Q K^T, 64 x KEYS: the products of high parts of SUM_COLUMNS columns of a
- * chunk. The first chain has all products with low parts. The empty asm statement hides from the compiler that
- * q is the same for every tile: otherwise it would keep a descriptor for each step in registers. */
+ * chunk. The first chain has all products with low parts. The empty asm statement hides from the
+ * compiler that q is the same for every tile: otherwise it would keep a descriptor for each step in
+ * registers. */
 FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain)
 {
     enum { STEPS_OF_CHAIN = SUM_COLUMNS / 16 };
@@ -60,7 +61,7 @@ FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain)
     ptx_wgmma_commit();
 }
 
-/* Issues part = P V of PV_COLUMNS columns. */
+/* Issues part = P V for PV_COLUMNS columns. */
 FA_DEVICE void issue_pv(float *part, const uint32_t *high, const uint32_t *low, uint32_t v,
                         int columns)
 {
@@ -77,7 +78,7 @@ FA_DEVICE void issue_pv(float *part, const uint32_t *high, const uint32_t *low, 
     ptx_wgmma_commit();
 }
 
-/* As ptx_register_fence, for the weights, which the product with values has been reading. */
+/* Like ptx_register_fence, for the weights, which the product with values has been reading. */
 FA_DEVICE void fence_weights(uint32_t *weights)
 {
 #pragma unroll

@@ -1,16 +1,16 @@
 /*
- * float32 numbers as sums of two float16 numbers: x * scale = high + low, where high is x * scale
- * rounded and low the rest, rounded. Together they have float32's 24 bits, or one less.
+ * Float32 numbers as sums of two float16 numbers: x * scale = high + low. high is x * scale,
+ * rounded; low is the remainder, rounded. Together they have the 24 bits of float32, or one less.
  *
- * float16 has few exponents. So numbers are multiplied by a power of two, by which the largest of
- * them is from 2^14 to 2^15. What is more than 2^17 times smaller than the largest loses bits of
- * its low part: its error is 2^-40 of the largest at most.
+ * float16 has few exponents. So numbers are multiplied by a power of two that brings the largest of
+ * them between 2^14 and 2^15. A number that is more than 2^17 times smaller than the largest loses
+ * bits of its low part: its error is at most 2^-40 of the largest.
  *
- * In shared memory 32 floats and 64 halves are 128 bytes, which the swizzle spans. So two blocks of
- * 32 columns become, in place, a block of 64 high parts and one of 64 low parts. A warp does four
- * rows of such a pair at a time: lane l reads 8 floats of block l / 8 % 2. Lanes whose accesses
- * share their cycles have two rows that differ in bits 0 and 2, so that neither reading nor writing
- * has a bank conflict.
+ * In shared memory, 32 floats or 64 halves are 128 bytes, the span of the swizzle. So two blocks of
+ * 32 columns become, in place, a block of 64 high parts and one of 64 low parts. A warp processes
+ * four rows of such a pair at a time: lane l reads 8 floats of block l / 8 % 2. Lanes that access
+ * shared memory in the same cycles have two rows that differ in bits 0 and 2, so neither reads nor
+ * writes have bank conflicts.
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_PARTS_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_PARTS_CUH
@@ -20,8 +20,8 @@
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
 
-/* 8 rows of a pair of blocks are done in two steps of 4 rows. The lane's row of step 0; that of
- * step 1 is ROW_OF_STEP_1 ^ it, at an address with these bits changed. */
+/* 8 rows of a pair of blocks take two steps of 4 rows. The lane's row in step 1 is its row in step
+ * 0, ^ ROW_OF_STEP_1; the address of this row is ^ STEP_1. */
 enum { ROW_OF_STEP_1 = 2, STEP_1 = ROW_OF_STEP_1 * (128 + 16) };
 
 FA_DEVICE int split_row(void)
@@ -30,8 +30,9 @@ FA_DEVICE int split_row(void)
     return lane / 16 ^ (lane & 4 ? 5 : 0);
 }
 
-/* Where the lane reads the first 4 of its floats (the others are at ^ 16), and where it writes 8
- * high parts, in 8 rows of a pair of blocks of so many bytes. */
+/* The addresses, in 8 rows of a pair of blocks, where the lane reads the first 4 of its floats (the
+ * others are at ^ 16), and where it writes 8 high parts. The function takes the size of a block in
+ * bytes. */
 FA_DEVICE uint32_t split_source(int block)
 {
     const int lane = (int)threadIdx.x % 32, row = split_row();
@@ -44,9 +45,9 @@ FA_DEVICE uint32_t split_target(void)
     return (uint32_t)(row * 128 + ((lane / 8 % 2 * 4 + lane % 4) ^ row) * 16);
 }
 
-/* The bits of a power of two: of the one that the numbers are multiplied by if the largest of them
- * has these bits; and of its inverse. Larger powers than 2^111 would have none, not with HEADROOM
- * either. */
+/* The power of two by which numbers are multiplied if the largest of them has these bits; and its
+ * inverse. Powers are limited to 2^111, because the inverse of a larger one, divided by 2^HEADROOM,
+ * would not be a normal number. */
 enum { LARGEST_POWER = 127 + 111 };
 
 FA_DEVICE float scale_of(uint32_t largest)
@@ -72,7 +73,7 @@ FA_DEVICE eight load_eight(uint32_t from)
     return x;
 }
 
-/* Two numbers become two high and two low parts. */
+/* Splits two numbers into two high and two low parts. */
 FA_DEVICE uint32_t split_two(float x, float y, uint32_t *low)
 {
     const uint32_t high = ptx_pack_f16x2(x, y);
@@ -92,7 +93,7 @@ FA_DEVICE void store_parts(uint32_t to, int block, const eight *x, float scale)
     ptx_st_shared_v4(to + block, make_uint4(low[0], low[1], low[2], low[3]));
 }
 
-/* The largest absolute value; NaN does not count. */
+/* The largest absolute value, ignoring NaN. */
 FA_DEVICE float largest_of(const eight *x, float largest)
 {
 #pragma unroll
@@ -100,7 +101,7 @@ FA_DEVICE float largest_of(const eight *x, float largest)
     return largest;
 }
 
-/* The same of finite numbers alone. */
+/* The same for finite numbers only. */
 FA_DEVICE float largest_finite(const eight *x, float largest)
 {
 #pragma unroll
@@ -109,7 +110,7 @@ FA_DEVICE float largest_finite(const eight *x, float largest)
     return largest;
 }
 
-/* The largest of the row's eight lanes; `largest` is the lane's own. */
+/* The largest number of the row's eight lanes. largest: the lane's own. */
 FA_DEVICE float largest_of_row(float largest)
 {
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));

@@ -1,6 +1,6 @@
 /*
- * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the
- * barriers.
+ * The state that the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains
+ * the barriers.
  *
  *     barriers              stages                     filled by          released by
  *     entry_full, _empty    QUEUE_ENTRIES work tiles   load warp          all warps
@@ -10,8 +10,9 @@
  *     full, empty           STAGES                     the splitters      all consumers
  *     scores_full, _empty   1 for each consumer's warp the peer           the warp, for the peer
  *
- * Tiles of keys and values take the stages in turn: the keys of each tile, then its values; or chunks
- * of these do, each of some of the block's columns. The last line is of clusters (exchange.cuh).
+ * Tiles of keys and values take the stages in turn: the keys of each tile, then its values. Or
+ * chunks of them do, each of some of the block's columns. The last line of the table is for
+ * clusters (exchange.cuh).
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_PIPELINE_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_PIPELINE_CUH
@@ -30,12 +31,13 @@
 /* Named barriers. */
 enum {
     NAMED_BARRIER_BLOCK,     /* of __syncthreads */
-    NAMED_BARRIER_SPLITTERS, /* they know a tile's largest element */
-    NAMED_BARRIER_QUERIES    /* of consumer 0, and so on: it has split its queries */
+    NAMED_BARRIER_SPLITTERS, /* where they exchange a tile's largest element */
+    /* Of consumer 0, and so on: where it waits until it has split its queries. */
+    NAMED_BARRIER_QUERIES
 };
 
-/* Of the rows that a splitter has seen, the bits of the largest and the smallest of their largest
- * elements. */
+/* The bits of the largest and of the smallest number among the largest elements of the rows that a
+ * splitter has seen. */
 typedef struct splitter_range {
     uint32_t largest, smallest;
 } splitter_range;
@@ -44,8 +46,8 @@ typedef struct shared_state {
     uint64_t entry_full[QUEUE_ENTRIES], entry_empty[QUEUE_ENTRIES];
     uint64_t q_full[Q_STAGES][CONSUMERS], q_empty[Q_STAGES][CONSUMERS];
     uint64_t loaded[STAGES], again, full[STAGES], empty[STAGES];
-    float unit[STAGES];                  /* what 1 stands for in a tile that is split */
-    splitter_range ranges[2][SPLITTERS]; /* of every other exchange */
+    float unit[STAGES];                  /* the unit of a tile that has been split */
+    splitter_range ranges[2][SPLITTERS]; /* exchanges alternate between the two */
 #if CLUSTER > 1
     uint64_t scores_full[CONSUMERS][WARPS], scores_empty[CONSUMERS][WARPS];
 #endif

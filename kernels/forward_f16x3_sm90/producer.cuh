@@ -1,6 +1,6 @@
 /*
- * The load warp: describes the block's work tiles ahead, and brings queries, keys and values to
- * shared memory by TMA, in the order in which they are needed.
+ * The load warp: describes the block's work tiles ahead, and loads queries, keys and values by TMA,
+ * in the order in which they are needed.
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_PRODUCER_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_PRODUCER_CUH
@@ -16,8 +16,8 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* What all tiles of keys, or of values, of a work tile have in common, computed once, so that
- * issuing a tile's loads takes less time than its products. */
+/* The common numbers of all tiles of keys, or of values, of a work tile. They are computed once, so
+ * that issuing a tile's loads takes less time than its products. */
 typedef struct source {
     const fa_sm90_map *map;
     const fa_sm90_steps *step;
@@ -44,7 +44,7 @@ FA_DEVICE lane_rows find_tile_rows(const fa_attention_params *p, const fa_sm90_p
 /* The first column of a tile's chunk. */
 FA_DEVICE int first_column(int chunk) { return FIRST_COLUMN + chunk * CHUNK_COLUMNS; }
 
-/* Issues the copies of a tile's chunk: the whole warp. */
+/* Issues the copies of a tile's chunk. Executed by the whole warp. */
 FA_DEVICE void issue_chunk(char *to, const fa_attention_params *p, const source *from,
                            const fa_tile *t, int key, int chunk, const lane_rows *own,
                            uint64_t *loaded)
@@ -63,7 +63,8 @@ FA_DEVICE void issue_chunk(char *to, const fa_attention_params *p, const source 
                         from->block);
 }
 
-/* Loads a tile, chunk by chunk: each when consumers have released its stage. number: of the first. */
+/* Loads a tile, chunk by chunk: each when consumers have released its stage. number: of the first
+ * chunk. */
 FA_DEVICE void load_tile(const pipeline *pipe, const fa_attention_params *p,
                          const fa_sm90_params *s, const source *from, const fa_tile *t, int key,
                          tile_count number)
@@ -84,7 +85,7 @@ FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, cons
     schedule_state schedule = {(int)threadIdx.x % 32, 0, true};
     tile_count count = 0;
     for (int number = 0;; number++) {
-        /* One work tile ahead, so that the other warps never wait for a description. */
+        /* One work tile ahead, so that the other warps do not wait for a description. */
         while (schedule.more && schedule.number <= number + 1) describe_next(pipe, p, s, &schedule);
         const work_tile *w = acquire_work_tile(pipe, number);
         const int tiles = w->key_tiles;

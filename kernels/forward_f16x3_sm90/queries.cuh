@@ -1,5 +1,5 @@
 /*
- * A consumer's queries: split in their place by the consumer itself, each row with its own power of
+ * A consumer's queries. The consumer itself splits them in place. Each row has its own power of
  * two, so that no row depends on others.
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_QUERIES_CUH
@@ -27,7 +27,7 @@ FA_DEVICE float split_query_step(uint32_t rows, int step)
         largest = largest_finite(&x[pair], largest);
     }
     const float scale = scale_of(__float_as_uint(largest_of_row(largest)));
-    __syncwarp(); /* all floats are in registers */
+    __syncwarp(); /* all floats have been read into registers */
 #pragma unroll
     for (int pair = 0; pair < PAIRS; pair++)
         store_parts(target + 2 * pair * Q_BLOCK, Q_BLOCK, &x[pair], scale);

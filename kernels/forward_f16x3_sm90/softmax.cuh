@@ -1,7 +1,8 @@
 /*
- * Softmax of a key tile. The max is always tracked (forward_sm90/softmax.cuh): the exponentials of
- * one consumer are hidden under the products of the other. A score is in units that each row and
- * each tile has for itself. With options it is a logit already (forward_sm90/float32_options.cuh).
+ * Softmax of a key tile. The max is always tracked (forward_sm90/softmax.cuh), because the
+ * exponentials of one consumer overlap with the products of the other. The unit of a score depends
+ * on its row and its tile. With options a score is a logit already
+ * (forward_sm90/float32_options.cuh).
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
@@ -12,8 +13,8 @@
 #include "forward_sm90/softmax.cuh"
 #include "ptx/convert.cuh"
 
-/* What a score of 1 stands for: without options as an exponent of 2. Neither 0 nor infinite: a hidden
- * score is -infinity, and other scores may be 0. */
+/* The unit of a score: without options as an exponent of 2. It is neither 0 nor infinite, because a
+ * hidden score is -infinity and other scores may be 0. */
 FA_DEVICE float score_unit(float of_row, float of_tile)
 {
     const float unit = of_row * of_tile;
@@ -22,15 +23,16 @@ FA_DEVICE float score_unit(float of_row, float of_tile)
 
 #if OPTIONS
 
-/* The largest of the weights that are kept, of each row so far. rescale: of the rows' bases. */
+/* The largest of the weights that dropout keeps, for each row so far. rescale: of the rows'
+ * bases. */
 FA_DEVICE void find_kept(const float *s, const float *rescale, float *kept)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) kept[r] = fmaxf(kept[r] * rescale[r], max_of_bits(s, r));
 }
 
-/* Whether the kept weights of a row are so small that their parts have lost bits: the dropped ones
- * are 2^15 times as large. */
+/* Whether the kept weights of a row are so small that their parts have lost bits, because dropped
+ * ones are 2^15 times as large. */
 FA_DEVICE bool keeps_too_little(float kept)
 {
     const float largest = fa_max_over_lanes(kept, 4);
@@ -39,8 +41,8 @@ FA_DEVICE bool keeps_too_little(float kept)
 
 #else
 
-/* Raises the bases to this tile's max. Sets rescale, by which the outputs so far are to be
- * multiplied; sums are multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
+/* Raises the bases to this tile's max. Sets rescale, the factor of the outputs so far; sums are
+ * multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
 FA_DEVICE void raise_row_bases(const float *s, const float *unit, row_state *rows, float *rescale)
 {
 #pragma unroll
@@ -54,7 +56,7 @@ FA_DEVICE void raise_row_bases(const float *s, const float *unit, row_state *row
     }
 }
 
-/* Scores become weights, and are added to the rows' sums. */
+/* Replaces scores by weights, and adds them to the rows' sums. */
 FA_DEVICE void weigh_rows(float *s, const float *unit, row_state *rows)
 {
     partial_sums sums = {{{0, 0}, {0, 0}}};
@@ -68,7 +70,7 @@ FA_DEVICE void weigh_rows(float *s, const float *unit, row_state *rows)
 
 #endif
 
-/* Weights become the A operands. */
+/* Splits weights into the A operands. */
 FA_DEVICE void split_weights(const float *s, uint32_t *high, uint32_t *low)
 {
 #pragma unroll

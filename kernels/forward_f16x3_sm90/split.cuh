@@ -1,16 +1,16 @@
 /*
- * The splitters: warps that split tiles of keys and values in their place (parts.cuh).
+ * The splitters: warps that split tiles of keys and values in place (parts.cuh).
  *
- * A tile's power of two is guessed from the tile of keys, or of values, before, of the same work
- * tile: otherwise a row's bits would depend on what else the block has done. While the tile is
- * split, its range is found: the largest and the smallest of its rows, by their largest elements.
- * If they do not fit, the tile is loaded and split again, by a power that fits it. That is rare.
- * Where a tile comes in chunks, each is a tile to the splitters: its power is guessed from the chunk
- * of the same columns before.
+ * A tile's power of two is guessed from the previous tile of keys, or of values, of the same work
+ * tile. If it came from another work tile, a row's bits would depend on what else the block has
+ * done. While the tile is split, its range is found: the largest and the smallest of its rows, by
+ * their largest elements. If they do not fit, the tile is loaded and split again, by a power that
+ * fits it. That is rare. If a tile comes in chunks, the splitters treat each chunk as a tile: its
+ * power is guessed from the previous chunk of the same columns.
  *
- * A row that is much smaller than another of the tile would lose bits by any power. If there is
- * one, the tile's unit is NaN, which makes NaN of all results, and rows with NaN are computed again
- * in float32.
+ * A row that is much smaller than another row of the tile would lose bits with any power. If there
+ * is one, the tile's unit is set to NaN, so all results become NaN, and rows with NaN are
+ * recomputed in float32.
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_SPLIT_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_SPLIT_CUH
@@ -28,8 +28,8 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* The largest element of each row must come to lie between these. Then elements have errors of
- * 2^-23 of their row's largest at most. */
+/* The range for the largest element of each row. In this range, elements have errors of at most
+ * 2^-23 of their row's largest. */
 #define LARGEST_ROW 0x1p15f
 #define SMALLEST_ROW 0x1p-2f
 
@@ -39,18 +39,19 @@
 /* The next tile may be 2^4 times as large as this one, or have rows that are 2^12 times smaller. */
 #define SCALE_OF_NEXT 0x1p-4f
 
-/* What a splitter does of a tile: every so many steps of 4 rows. */
+/* The steps of a tile, 4 rows each. A splitter does every SPLITTERS-th of them. */
 enum { STEPS = KEYS / 4 };
 
-/* A tile as a splitter sees it. Keys outside [from, to) become 0: no query may see them, and they
- * may hold NaN. */
+/* A tile for a splitter. Keys outside [from, to) are set to 0, because no query may see them and
+ * they may hold NaN. */
 typedef struct raw_tile {
     uint32_t address;
     int from, to;
-    int first; /* step */
+    int first; /* its first step */
 } raw_tile;
 
-/* Where the lane's row is in a step: what split_source or split_target says, but in these 8 rows. */
+/* The address of the lane's row in a step. lane: what split_source or split_target returns for the
+ * first 8 rows. */
 FA_DEVICE uint32_t address_of_step(const raw_tile *tile, int step, uint32_t lane)
 {
     return tile->address + (uint32_t)(step / 2 * 1024) + (step % 2 ? lane ^ STEP_1 : lane);
@@ -69,13 +70,13 @@ FA_DEVICE eight load_part(const raw_tile *tile, int step, int pair, bool clears)
     return x;
 }
 
-/* Of the rows of a tile: the largest and the smallest of their largest elements. Rows of zeros do
- * not count. */
+/* The largest and the smallest number among the largest elements of a tile's rows. Rows of zeros
+ * are ignored. */
 typedef struct row_range {
     float largest, smallest;
 } row_range;
 
-/* Adds the rows of a step. largest: of the lane's elements of its row. */
+/* Adds the rows of a step. largest: the largest of the lane's elements of its row. */
 FA_DEVICE void add_rows(row_range *range, float largest)
 {
     const float row = largest_of_row(largest);
@@ -97,7 +98,7 @@ FA_DEVICE row_range split_rows(const raw_tile *tile, float scale, bool clears)
             eight x[2];
             x[0] = load_part(tile, step, pair, clears);
             if (second > pair) x[1] = load_part(tile, step, second, clears);
-            __syncwarp(); /* all floats are in registers */
+            __syncwarp(); /* all floats have been read into registers */
             largest = largest_of(&x[0], largest);
             store_parts(to + 2 * pair * K_BLOCK, K_BLOCK, &x[0], scale);
             if (second == pair) continue;
@@ -109,7 +110,7 @@ FA_DEVICE row_range split_rows(const raw_tile *tile, float scale, bool clears)
     return range;
 }
 
-/* The range of the splitter's rows, by their finite elements. */
+/* The range of the splitter's rows, ignoring elements that are not finite. */
 FA_DEVICE row_range find_range(const raw_tile *tile)
 {
     row_range range = {0, INFINITY};
@@ -126,14 +127,15 @@ FA_DEVICE row_range find_range(const raw_tile *tile)
     return range;
 }
 
-/* What a splitter carries from tile to tile. */
+/* The state that a splitter keeps from tile to tile. */
 typedef struct splitter {
     int number;
-    uint32_t exchanges, reloads; /* so far */
-    float scales[2 * CHUNKS];    /* of the next chunks: those of keys, those of values alternate */
+    uint32_t exchanges, reloads; /* counts so far */
+    /* Of the next chunks: those of keys and those of values alternate. */
+    float scales[2 * CHUNKS];
 } splitter;
 
-/* The range of all splitters' rows. When it returns, all of them have called it. */
+/* The range of all splitters' rows. All of them have called it when it returns. */
 FA_DEVICE row_range exchange_range(shared_state *state, splitter *x, row_range mine)
 {
     const uint32_t largest = __reduce_max_sync(0xffffffff, __float_as_uint(mine.largest)),
@@ -158,13 +160,13 @@ FA_DEVICE bool fits(row_range range, float scale)
     return range.largest * scale <= LARGEST_ROW && range.smallest * scale >= SMALLEST_ROW;
 }
 
-/* What a tile is loaded from again. */
+/* Where a tile is loaded from when it is loaded again. */
 typedef struct origin {
     const fa_attention_params *p;
     const fa_sm90_params *s;
     const work_tile *w;
     bool values;
-    int key; /* counted from the work tile's first */
+    int key; /* counted from the work tile's first key */
     int chunk;
 } origin;
 
@@ -190,7 +192,7 @@ FA_DEVICE row_range split_again(const pipeline *pipe, const raw_tile *tile, cons
     return range;
 }
 
-/* Makes what the warp has stored visible to products. For the whole warp. */
+/* Makes the warp's stores visible to products. Executed by the whole warp. */
 FA_DEVICE void fill_stage(uint64_t *full)
 {
     ptx_fence_proxy_async();
@@ -198,8 +200,8 @@ FA_DEVICE void fill_stage(uint64_t *full)
     ptx_mbarrier_arrive_if(full, threadIdx.x % 32 == 0);
 }
 
-/* Waits until a tile is loaded, and splits it. from, to: the keys that some query of the sequence
- * may see. */
+/* Waits until a tile has been loaded, and splits it. from, to: the keys that some query of the
+ * sequence may see. */
 FA_DEVICE void split_tile(const pipeline *pipe, const origin *o, int from, int to,
                           tile_count number, splitter *x)
 {
@@ -212,7 +214,7 @@ FA_DEVICE void split_tile(const pipeline *pipe, const origin *o, int from, int t
     float scale = x->scales[0], next = scale;
     row_range range =
         from > 0 || to < KEYS ? split_rows(&tile, scale, true) : split_rows(&tile, scale, false);
-    ptx_fence_proxy_async(); /* before TMA might write there again */
+    ptx_fence_proxy_async(); /* TMA may write there again */
     range = exchange_range(state, x, range);
     if (!fits(range, scale)) range = split_again(pipe, &tile, o, stage, x, &scale);
     if (range.largest > 0.0f) next = scale_of(__float_as_uint(range.largest)) * SCALE_OF_NEXT;

@@ -1,5 +1,6 @@
 /*
- * The numbers of a variant (kernels/variants.h) and what follows from them. forward_simt.h says what the numbers are.
+ * The numbers of a variant (kernels/variants.h), which forward_simt.h explains, and constants that
+ * follow from them.
  */
 #ifndef FA_KERNELS_FORWARD_SIMT_CONFIG_CUH
 #define FA_KERNELS_FORWARD_SIMT_CONFIG_CUH
@@ -22,14 +23,15 @@ enum {
     QUERIES = OWN /* of a work tile */
 };
 
-/* Three blocks have no registers for a tile's sums of all columns. */
+/* If three blocks share a multiprocessor, there are not enough registers for a tile's sums of all
+ * columns. */
 #if HEAD_DIM == 128
 #define PART_GROUPS 2
 #define CHAIN_STEPS 1
 #endif
 
-/* Blocks of a multiprocessor, at least, which bounds the registers: three where shared memory has room for so
- * many. */
+/* Blocks of a multiprocessor, at least, which limits the registers: three, if shared memory is
+ * large enough. */
 #if HEAD_DIM == 64 || (HEAD_DIM == 128 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
 #define BLOCKS 3
 #else

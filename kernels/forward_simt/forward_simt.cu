@@ -1,16 +1,15 @@
 /*
  * Attention forward on the plain FMA units, in float32: FlashAttention-2, algorithm 1
- * (arXiv:2307.08691, section 3.1), with every option of the API, for every architecture. It takes what faster
- * kernels do
- * not support.
+ * (arXiv:2307.08691, section 3.1), with every option of the API, for every architecture. It takes
+ * the calls that faster kernels do not support.
  *
- * A block of 128 threads computes a work tile. It walks over key tiles, converts them to float32 in shared memory,
- * and uses
- * one buffer for keys and then values. Head dims above CHUNK are cut into chunks, so that shared memory fits 64 KiB
- * for
- * every head dim. common/simt.cuh says which elements a thread has. Weights never leave the warp that computes them.
+ * A block of 128 threads computes a work tile. It loops over key tiles, converts them to float32 in
+ * shared memory, and uses one buffer for keys and then values. Head dims above CHUNK are processed
+ * in chunks, so that shared memory fits in 64 KiB for every head dim. common/simt.cuh explains
+ * which elements a thread has. Weights never leave the warp that computes them.
  *
- * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, KEYS, CHUNK and ROWS (kernels/variants.h).
+ * Compile-time parameters: HEAD_DIM, the larger of d and d_v, rounded up; KEYS, CHUNK and ROWS
+ * (kernels/variants.h).
  */
 #include "forward_simt/config.cuh"
 
@@ -27,7 +26,7 @@ typedef struct fa_key_range {
 /* A thread's part of the work tile. */
 typedef struct fa_state {
     float max[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
-    float rest[ROWS];           /* what rounding has taken from it */
+    float rest[ROWS];           /* its rounding error */
     float out[ROWS][CHUNKS * GROUPS][4];
 } fa_state;
 
@@ -63,8 +62,9 @@ FA_DEVICE float4 scale_by(float4 x, float scale)
     return make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
 }
 
-/* Columns column .. column+CHUNK-1 of a tile of keys or values; zeros for keys that no query sees. Returns 0, or
- * NaN if something in it is not finite. Without the checks of load_rows (common/simt.cuh), as tiles are whole. */
+/* Columns column .. column + CHUNK - 1 of a tile of keys or values; zeros for keys that no query
+ * sees. Returns 0, or NaN if something in it is not finite. It needs no checks as in load_rows
+ * (common/simt.cuh), because tiles are whole. */
 FA_DEVICE float load_keys_as(const fa_attention_params *p, const fa_kernel_view *v,
                              const fa_kernel_view *scale, const fa_tile *t,
                              const fa_key_range *keys, float *to, int kind, int column, int columns)
@@ -72,7 +72,7 @@ FA_DEVICE float load_keys_as(const fa_attention_params *p, const fa_kernel_view 
     float seen = 0.0f;
 #pragma unroll 1
     for (int first = (int)threadIdx.x; first < KEYS * CHUNK / 4; first += BATCH * THREADS) {
-        float4 x[BATCH]; /* all on their way before the first is used */
+        float4 x[BATCH]; /* all loads are issued before the first is used */
 #pragma unroll
         for (int u = 0; u < BATCH; u++) {
             const int n = first + u * THREADS;
@@ -111,10 +111,10 @@ FA_DEVICE float load_keys(const fa_attention_params *p, const fa_kernel_view *v,
 
 /* ---- Which keys are seen --------------------------------------------------------------------- */
 
-/* What is found once for a tile, in shared memory: registers are for products. */
+/* What is computed once for a tile. It is in shared memory, because products need the registers. */
 typedef struct fa_seen {
-    fa_range first, last; /* by the tile's first and last query */
-    int64_t chunk;        /* the first position of the chunk that the first query is in */
+    fa_range first, last; /* of the tile's first and last query */
+    int64_t chunk;        /* the first position of the attention chunk of the first query */
 } fa_seen;
 
 /* The keys that query i of the tile sees by position. */
@@ -143,8 +143,8 @@ FA_DEVICE fa_seen find_seen(const fa_attention_params *p, const fa_tile *t)
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
-/* Scores become logits, with any options. They are in shared memory, so that the loop need not be unrolled. A
- * thread accesses its own elements only. */
+/* Replaces scores by logits, with any options. They are in shared memory, so that the loop need not
+ * be unrolled. A thread accesses only its own elements. */
 FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *t,
                                    const fa_shared *shared, const fa_seen *seen, int64_t start,
                                    float scale, float scores[ROWS][COLUMNS])
@@ -173,7 +173,8 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
             scores[r][c] = mine[r * DOWN * WEIGHTS_PITCH + c * ACROSS];
 }
 
-/* Scores become logits, for a scale, causal masks and windows alone. full: every row sees the whole tile. */
+/* Replaces scores by logits, for a scale, causal masks and windows only. full: every row sees the
+ * whole tile. */
 FA_DEVICE void make_plain_logits(const fa_attention_params *p, const fa_tile *t, int64_t start,
                                  bool full, float scale, float scores[ROWS][COLUMNS])
 {
@@ -194,13 +195,14 @@ FA_DEVICE void make_plain_logits(const fa_attention_params *p, const fa_tile *t,
     }
 }
 
-/* Where a row's factor of earlier outputs waits for the products, which need the registers: behind its weights. */
+/* Where a row's factor of earlier outputs is kept during the products, which need the registers:
+ * after its weights. */
 FA_DEVICE float *rescale_of(const fa_shared *shared, int r)
 {
     return shared->weights + row_of(r) * WEIGHTS_PITCH + KEYS;
 }
 
-/* Logits become weights in shared memory. Updates the max and the sum. */
+/* Computes weights from logits and stores them in shared memory. Updates the max and the sum. */
 FA_DEVICE void make_weights(const fa_shared *shared, float logits[ROWS][COLUMNS], fa_state *state)
 {
     float *mine = shared->weights + row_of(0) * WEIGHTS_PITCH + across();
@@ -260,7 +262,7 @@ FA_DEVICE void make_scores(const fa_attention_params *p, const fa_tile *t, const
 #pragma unroll 1
     for (int column = 0; column < p->d; column += CHUNK) {
         const int columns = p->d - column < CHUNK ? p->d - column : CHUNK;
-        __syncthreads(); /* the buffers have been used */
+        __syncthreads(); /* the buffers are no longer used */
         if (CHUNKS > 1) load_queries(p, t, shared->own, column);
         (void)load_keys(p, &p->k, &p->k_scale, t, keys, shared->other, column, p->d);
         __syncthreads();
@@ -268,7 +270,7 @@ FA_DEVICE void make_scores(const fa_attention_params *p, const fa_tile *t, const
     }
 }
 
-/* The tile's part of the outputs, which begins at `group` of 4 columns. */
+/* Adds the tile's part of the outputs, which begins at `group` of 4 columns. */
 FA_DEVICE void add_outputs(const fa_shared *shared, fa_state *state, int group,
                            float part[ROWS][PART_GROUPS][4])
 {
@@ -310,7 +312,7 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, const fa_s
 {
     const float scale = fa_effective_scale(p, t);
     if (seen->first.lo >= seen->last.hi) return;
-    /* With one chunk the queries stay for all key tiles. */
+    /* With one chunk, the queries stay in shared memory for all key tiles. */
     if (CHUNKS == 1) load_queries(p, t, shared->own, 0);
 #pragma unroll 1
     for (int64_t start = seen->first.lo / KEYS * KEYS; start < seen->last.hi; start += KEYS) {
@@ -330,8 +332,8 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, const fa_s
     }
 }
 
-/* The thread's columns of one row, times a factor; a factor of 0 writes zeros whatever they
- * hold. */
+/* Stores the thread's columns of one row, times a factor; zeros if the factor is 0, whatever the
+ * columns hold. */
 FA_DEVICE void store_row(const fa_attention_params *p, const fa_tile *t, int64_t i, float factor,
                          float out[CHUNKS * GROUPS][4])
 {
@@ -346,7 +348,7 @@ FA_DEVICE void store_row(const fa_attention_params *p, const fa_tile *t, int64_t
     }
 }
 
-/* Divides by the sums and writes out and lse; zeros and -infinity in rows that are no query's. */
+/* Divides by the sums and stores out and lse; zeros and -infinity in rows without a query. */
 FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, fa_state *state)
 {
     const float descale = fa_value_descale(p, t);
@@ -391,7 +393,7 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     forward_simt(const __grid_constant__ fa_attention_params p)
 {
     FA_DYNAMIC_SHARED(memory);
-    __shared__ fa_tile tile; /* products need the registers */
+    __shared__ fa_tile tile; /* because products need the registers */
     __shared__ fa_seen seen;
     fa_shared shared;
     shared.own = memory;

@@ -1,7 +1,8 @@
 /*
- * What follows from the numbers of a variant of forward_simt. Shared by the kernel and the planner.
+ * Sizes that follow from the numbers of a variant of forward_simt. The kernel and the planner share
+ * this file.
  *
- * Of kernels/variants.h:
+ * Numbers of kernels/variants.h:
  *   keys   a multiple of 32
  *   chunk  columns in shared memory at a time
  *   rows   of a thread

@@ -1,26 +1,23 @@
 /*
- * Attention forward on tensor cores by mma.sync, from Ampere on: FlashAttention-2, algorithm 1 (arXiv:2307.08691,
- * section 3.1), in float16, bfloat16 or tf32 with float32 sums, with every option of the API. Compiled with ARCHITECTURE
- * 75 it
- * runs on Turing, in float16.
+ * Attention forward on tensor cores by mma.sync, from Ampere on: FlashAttention-2, algorithm 1
+ * (arXiv:2307.08691, section 3.1), in float16, bfloat16 or tf32 with float32 sums, with every
+ * option of the API. Compiled with ARCHITECTURE 75 it runs on Turing, in float16.
  *
  *   config.cuh      the numbers of the variant          multiply.cuh   S = Q K^T, O += P V
- *   layout.cuh      who has what, shared memory         scores.cuh     masks and options
- *   scheduler.cuh   the block's work tiles              softmax.cuh    weights, with and without a running max
+ *   layout.cuh      parts of threads, memory            scores.cuh     masks and options
+ *   scheduler.cuh   the block's work tiles              softmax.cuh    weights, running max
  *   load.cuh        copies to shared memory             recompute.cuh  values that are not finite
  *                                                       store.cuh      results
  *
- * All warps have the same role. A block takes one work tile after the other; for each, compute_work_tile walks over
- * the key
- * tiles: load, multiply, softmax, multiply; then the results are stored. Work tiles are described ahead, so the
- * copies of
- * the next one's queries and first keys are under way while this one ends.
+ * All warps have the same role. A block takes one work tile after the other. For each,
+ * compute_work_tile loops over the key tiles: load, multiply, softmax, multiply. Then the results
+ * are stored. Work tiles are described ahead, so the copies of the next one's queries and first
+ * keys are in progress while this one ends.
  *
- * A key tile is plain if every row sees all of it, and of the next one, and it can be copied whole. Plain tiles,
- * which are
- * most, have a loop of their own (add_plain_tiles): its body is straight code, its addresses stay in registers, and
- * copies
- * are issued between products. A warp skips key tiles of which none of its rows sees a key.
+ * A key tile is plain if every row sees all of it and of the next one, and if it can be copied
+ * whole. Most tiles are plain. They have a loop of their own (add_plain_tiles): its body is
+ * straight-line code, its addresses stay in registers, and copies are issued between products. A
+ * warp skips key tiles of which none of its rows sees a key.
  */
 #include "forward_sm80/config.cuh"
 
@@ -37,7 +34,7 @@
 /* Above 0, so that -infinity stays -infinity. */
 #define MIN_SCALE 1.175494351e-38f
 
-/* The exponent of 2 that a score of 1 stands for, without options. */
+/* The exponent of 2 of a score of 1, without options. */
 FA_DEVICE float exponent_scale(const fa_attention_params *p)
 {
     return fmaxf(p->scale * FA_LOG2E, MIN_SCALE);
@@ -45,7 +42,8 @@ FA_DEVICE float exponent_scale(const fa_attention_params *p)
 
 /* ---- Any key tile: load and multiply --------------------------------------------------------- */
 
-/* The scores of key tile n, with masks and options. Returns whether the warp's rows see some of the tile. */
+/* The scores of key tile n, with masks and options. Returns whether the warp's rows see some of the
+ * tile. */
 FA_DEVICE bool multiply_tile(const fa_attention_params *p, const fa_tile *t, const fa_key_tiles *w,
                              const fa_memory *at, int n, fa_queries *q, float logit_scale,
                              fa_scores *s)
@@ -70,10 +68,11 @@ FA_DEVICE bool multiply_tile(const fa_attention_params *p, const fa_tile *t, con
     return true;
 }
 
-/* Waits for key tile n, issues the next copies, and computes the scores. Returns whether the warp's rows see
- * some of the tile. With two stages tile n + 1 goes to the stage of tile n - 1 meanwhile. With one stage values
- * n replace values n - 1 once keys n are there, and keys n + 1 replace keys n once values n are there. After the
- * last tile comes the first one of the next work tile. Tile -1 only issues the block's first copies. */
+/* Waits for key tile n, issues the next copies, and computes the scores. Returns whether the warp's
+ * rows see some of the tile. With two stages, tile n + 1 is copied meanwhile to the stage of tile
+ * n - 1. With one stage, values n replace values n - 1 when keys n have arrived, and keys n + 1
+ * replace keys n when values n have arrived. After the last tile comes the first tile of the next
+ * work tile. Tile -1 only issues the block's first copies. */
 FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, const fa_memory *at,
                                  int n, fa_path *path, fa_queries *q, bool searched,
                                  float logit_scale, fa_scores *s)
@@ -83,7 +82,7 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
     bool here = false;
 #if TF32 && !THREE_PRODUCTS
     if (n == 0) {
-        wait_for_copies(); /* this thread's own */
+        wait_for_copies(); /* this thread's own copies */
         round_queries(at);
     }
 #endif
@@ -99,7 +98,7 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
         if (n >= 0) sync_block(w, at, n, searched);
         find_rows(p, &c, path);
         issue_keys(p, c.work, &c.at, c.n, path);
-    } else if (c.n == 0) __syncthreads(); /* all warps have used the queries */
+    } else if (c.n == 0) __syncthreads(); /* all warps have finished with the queries */
     return here;
 }
 
@@ -134,8 +133,8 @@ FA_DEVICE void add_tracked_tile(const fa_attention_params *p, const fa_tile *t,
 
 /* ---- Plain key tiles ------------------------------------------------------------------------- */
 
-/* The scores. Copies are issued behind the first products: of this tile's values, or with two stages of the next
- * tile. */
+/* Computes the scores. Copies are issued after the first products: of this tile's values, or with
+ * two stages of the next tile. */
 FA_DEVICE void multiply_and_issue(const fa_attention_params *p, const fa_memory *at, int n,
                                   fa_path *path, const fa_queries *q, fa_scores *s)
 {
@@ -147,7 +146,7 @@ FA_DEVICE void multiply_and_issue(const fa_attention_params *p, const fa_memory 
     add_scores(s, q, k, FIRST_STEPS, D_STEPS);
 }
 
-/* The softmax and O += P V. With one stage it issues the copies of the next keys. */
+/* The softmax and O += P V. With one stage, it issues the copies of the next keys. */
 FA_DEVICE int weigh_and_issue(const fa_attention_params *p, const fa_memory *at, int n,
                               fa_path *path, float scale, const fa_scores *s, fa_output *o)
 {
@@ -165,7 +164,7 @@ FA_DEVICE int weigh_and_issue(const fa_attention_params *p, const fa_memory *at,
 #endif
 }
 
-/* Key tile n, which is plain. Returns how many of its chunks are done. */
+/* Adds key tile n, which is plain. Returns how many of its chunks have been added. */
 FA_DEVICE int add_plain_tile(const fa_attention_params *p, const fa_key_tiles *w,
                              const fa_memory *at, int n, fa_path *path, fa_queries *q, float scale,
                              fa_scores *s, fa_output *o)
@@ -177,13 +176,15 @@ FA_DEVICE int add_plain_tile(const fa_attention_params *p, const fa_key_tiles *w
     if (STAGES == 1) {
         wait_for_copies();
         __syncthreads();
-        scale += fa_bits_float(w->recompute); /* adds 0: so exponentials begin behind the barrier */
+        /* Adds 0, so that exponentials begin after the barrier. */
+        scale += fa_bits_float(w->recompute);
     }
     return weigh_and_issue(p, at, n, path, scale, s, o);
 }
 
-/* Key tiles from *n on, to the last plain one, or to one that needs new bases, which add_untracked_tile
- * completes. *n becomes the last of them; returns how many of its chunks are done. */
+/* Adds key tiles from *n on, up to the last plain one, or up to one that needs new bases, which
+ * add_untracked_tile completes. *n becomes the last of them; returns how many of its chunks have
+ * been added. */
 FA_DEVICE int add_plain_tiles(const fa_attention_params *p, const fa_key_tiles *w,
                               const fa_memory *at, int *n, fa_path *path, fa_queries *q,
                               float scale, fa_scores *s, fa_output *o)
@@ -199,8 +200,8 @@ FA_DEVICE int add_plain_tiles(const fa_attention_params *p, const fa_key_tiles *
 
 /* ---- Other key tiles of plain rows: softmax and multiply ------------------------------------- */
 
-/* The softmax of a key tile and O += P V, without the chunks that are done already. tracked: the rows get new
- * bases first; otherwise only if a weight turns out too large. */
+/* The softmax of a key tile and O += P V, without the chunks that have been added already. tracked:
+ * the rows get new bases first; otherwise only if a weight turns out to be too large. */
 FA_DEVICE void add_untracked_tile(fa_output *o, fa_scores *s, float scale, const fa_memory *at,
                                   uint32_t v, int done, float bound, bool tracked)
 {
@@ -220,11 +221,12 @@ FA_DEVICE void add_untracked_tile(fa_output *o, fa_scores *s, float scale, const
 
 /* ---- A work tile ----------------------------------------------------------------------------- */
 
-/* Load, multiply, softmax, multiply, for all key tiles of the work tile. Who does it:
+/* Load, multiply, softmax, multiply, for all key tiles of the work tile, by these functions:
  *
- *   plain tiles    add_plain_tiles, many at a time; if a tile needs new bases, add_untracked_tile completes it
- *   other tiles    load_and_multiply, then add_untracked_tile; with options, or for values that are not finite,
- *                  add_tracked_tile
+ *   plain tiles    add_plain_tiles, many at a time; if a tile needs new bases, add_untracked_tile
+ *                  completes it
+ *   other tiles    load_and_multiply, then add_untracked_tile; with options, or for values that are
+ *                  not finite, add_tracked_tile
  */
 FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at,
                                  fa_output *o)
@@ -235,7 +237,7 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
     const float logit_scale = fa_effective_scale(p, t), scale = 1.0f;
     const bool hides = hides_keys(p);
 #else
-    /* Careful scores are scaled already. */
+    /* Careful scores have been multiplied by the scale already. */
     const float scale = THREE_PRODUCTS && w->recompute ? 1.0f : exponent_scale(p);
     const float logit_scale = 1.0f;
     const bool hides = false;
@@ -246,14 +248,14 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
     if (PLAIN_LOOP) hold_path(&path);
     const int tiles = w->tiles;
 #if PLAIN_LOOP
-    /* The first tile is not plain: it finds the bases. */
+    /* The first tile is not treated as plain, because it finds the bases. */
     const int plain_from = w->plain_from > 0 ? w->plain_from : 1;
     const int plain_to = THREE_PRODUCTS && w->recompute ? 0 : w->plain_to - 1;
 #endif
 #pragma unroll 1
     for (int n = b->loading ? 0 : -1; n < tiles; n++) {
         fa_scores s;
-        bool nonfinite = false; /* whether not all values of the tile are finite */
+        bool nonfinite = false; /* whether some values of the tile are not finite */
 #if PLAIN_LOOP
         int done = 0; /* chunks of the tile that have been added */
         bool tracked = n == 0 || is_tracked(&path);
@@ -282,11 +284,13 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
 #endif
         add_tracked_tile(p, t, w, at, n, nonfinite, &s, scale, o);
     }
-    /* Not earlier: copies of the next work tile's first keys are pending, and are waited for together. */
+    /* Not earlier: copies of the next work tile's first keys are pending, and the wait covers
+     * both. */
     if (has_keys(next_work_tile(b))) issue_queries(p, &next_work_tile(b)->tile, at->q);
 }
 
-/* Computes and stores. Returns whether this thread found that the work tile must be computed again. */
+/* Computes and stores a work tile. Returns whether this thread found that the work tile must be
+ * recomputed. */
 FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at)
 {
     fa_work_tile *now = &b->now;
@@ -304,7 +308,7 @@ FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa
     return suspect;
 }
 
-/* Goes on to the next work tile, or to the same one again if any thread says so. */
+/* Advances to the next work tile, or repeats this one if any thread requests it. */
 FA_DEVICE void end_work_tile(const fa_attention_params *p, fa_block *b, bool recompute)
 {
     const uint32_t next = b->number + 1;

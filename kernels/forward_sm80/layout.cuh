@@ -1,9 +1,9 @@
 /*
- * Which part of a work tile a thread has, and where things are in shared memory.
+ * Which part of a work tile a thread has, and where data are in shared memory.
  *
- * Up to 128 columns a warp has 32 rows of the work tile. For wider heads a group of SPLIT warps shares rows: each
- * computes
- * the scores of its share of a key tile's keys and its share of the output's columns.
+ * Up to 128 columns, a warp has 32 rows of the work tile. For wider heads a group of SPLIT warps
+ * shares rows: each computes the scores of its share of a key tile's keys, and its share of the
+ * output's columns.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_LAYOUT_CUH
 #define FA_KERNELS_FORWARD_SM80_LAYOUT_CUH
@@ -17,11 +17,11 @@
 
 FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
 FA_DEVICE int group_id(void) { return ptx_thread_id() / (32 * SPLIT); }
-FA_DEVICE int group_row(void) { return group_id() * GROUP_ROWS; } /* its first */
+FA_DEVICE int group_row(void) { return group_id() * GROUP_ROWS; } /* its first row */
 
 /* The warp's number in its group: its share of keys and columns. */
 FA_DEVICE int share_id(void) { return ptx_thread_id() / 32 % SPLIT; }
-FA_DEVICE int own_key(void) { return share_id() * OWN_KEYS; } /* its first in a tile */
+FA_DEVICE int own_key(void) { return share_id() * OWN_KEYS; } /* its first key in a tile */
 
 /* A barrier of the group's warps. */
 FA_DEVICE void sync_group(void)
@@ -29,23 +29,23 @@ FA_DEVICE void sync_group(void)
     if (SPLIT > 1) ptx_named_barrier_sync(1 + group_id(), 32 * SPLIT);
 }
 
-/* The row of the work tile that element [m][..][2 * half] belongs to. */
+/* The row of the work tile of element [m][..][2 * half]. */
 FA_DEVICE int row_of(int m, int half) { return group_row() + 16 * m + 8 * half + lane_id() / 4; }
 
 /* ---- Registers ------------------------------------------------------------------------------- */
 
-/* S as mma leaves it: with g = lane / 4 and t = lane % 4, keys 8n + 2t and 8n + 2t + 1 of row 16m + g + 8h are
- * in [m][n][2h] and [m][n][2h + 1]. */
+/* S as mma returns it: with g = lane / 4 and t = lane % 4, keys 8n + 2t and 8n + 2t + 1 of row
+ * 16m + g + 8h are in [m][n][2h] and [m][n][2h + 1]. */
 typedef struct fa_scores {
     float at[M_TILES][KEY_TILES][4];
 } fa_scores;
 
-/* P rounded to 16 bits: [m][n][h] is an x2. Two neighbours along n are an A fragment. Warps that share rows need
- * the weights of all keys: they store theirs to shared memory.
+/* P rounded to 16 bits: [m][n][h] is an x2. Two neighbours along n are an A fragment. Warps that
+ * share rows need the weights of all keys, so they store theirs in shared memory.
  *
- * In tf32 [m][n] is an A fragment: of a row, a thread has columns t and t + 4 of it, and of the scores keys 2t and
- * 2t + 1 of 8. So these keys count as columns t and t + 4, and the rows of V are taken in the same order: no weight
- * moves to another thread. */
+ * In tf32, [m][n] is an A fragment: a thread needs columns t and t + 4 of a row, but has the scores
+ * of keys 2t and 2t + 1 of 8. So these keys count as columns t and t + 4, and the rows of V are
+ * loaded in the same order: no weight moves to another thread. */
 typedef struct fa_weights {
 #if SPLIT == 1
     uint32_t at[M_TILES][KEY_TILES][TF32 ? 4 : 2];
@@ -54,8 +54,8 @@ typedef struct fa_weights {
 #endif
 } fa_weights;
 
-/* O: columns 8n + 2t and 8n + 2t + 1 in [m][n]. In tf32 column 32b + 8t + 4c + i in [m][4b + i][2h + c]: a thread has 8
- * neighbours of 32. */
+/* O: columns 8n + 2t and 8n + 2t + 1 in [m][n]. In tf32, column 32b + 8t + 4c + i is in
+ * [m][4b + i][2h + c]: a thread has 8 adjacent columns of 32. */
 typedef struct fa_output {
     float at[M_TILES][D_TILES][4];
     float max[M_TILES][2]; /* in powers of two */
@@ -90,8 +90,8 @@ FA_DEVICE uint32_t stage(const fa_memory *at, uint32_t first, int n)
     return STAGES == 1 ? first : first + (n & 1) * at->to_odd;
 }
 
-/* The memory of the next work tile, after one of so many key tiles: its first one goes to the stage that is
- * free. */
+/* The memory of the next work tile, after a work tile of this many key tiles: its first one uses
+ * the free stage. */
 FA_DEVICE fa_memory next_memory(const fa_memory *at, int tiles)
 {
     fa_memory next = *at;
@@ -102,8 +102,9 @@ FA_DEVICE fa_memory next_memory(const fa_memory *at, int tiles)
     return next;
 }
 
-/* The offset that this lane passes to ldmatrix for the fragments of a tile's first 16 rows and columns. The 8 x
- * 8 matrices go first down and then across for A and the transposed V, and the other way for K. */
+/* The offset that this lane passes to ldmatrix for the fragments of a tile's first 16 rows and
+ * columns. For A and the transposed V, the order of the 8 x 8 matrices is first down and then
+ * across; for K it is the other way round. */
 FA_DEVICE uint32_t value_lane(int lane) { return (uint32_t)(lane % 16 * PITCH + lane / 16 * 16); }
 
 FA_DEVICE uint32_t key_lane(int lane)
@@ -111,9 +112,10 @@ FA_DEVICE uint32_t key_lane(int lane)
     return (uint32_t)((lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16);
 }
 
-/* The address that this lane passes for its first fragment of values. In tf32, where no instruction transposes, it
- * loads four columns of keys 2t and 2t + 1 by itself: units of 16 bytes, t and g apart by an even number and by one, so
- * that the 8 lanes that are served at once find theirs in different banks. */
+/* The address that this lane passes for its first fragment of values. In tf32 no instruction
+ * transposes, so a lane loads four columns of keys 2t and 2t + 1 by itself. The units of 16 bytes
+ * differ by an even number for t and by one for g, so that the 8 lanes that are served at the same
+ * time access different banks. */
 FA_DEVICE uint32_t value_fragments(uint32_t tile)
 {
 #if TF32
@@ -124,7 +126,7 @@ FA_DEVICE uint32_t value_fragments(uint32_t tile)
 #endif
 }
 
-/* ---- What the warps of a group pass to each other -------------------------------------------- */
+/* ---- Exchange between the warps of a group --------------------------------------------------- */
 
 FA_DEVICE uint32_t group_weights(const fa_memory *at)
 {
@@ -197,7 +199,8 @@ FA_DEVICE void set_x2(fa_weights *p, int m, int n, int half, uint32_t x2)
 
 #endif
 
-/* Stores a number for each row, for the other warps of the group. All four lanes of a row hold the same. */
+/* Stores a number for each row, for the other warps of the group. All four lanes of a row have the
+ * same number. */
 FA_DEVICE void share_with_group(const fa_memory *at, float x[M_TILES][2])
 {
     const uint32_t to = at->numbers + (uint32_t)(ptx_thread_id() / 32 * GROUP_ROWS * 4);

@@ -1,11 +1,10 @@
 /*
- * Copies of queries, keys and values to shared memory. On Turing, which has no asynchronous copies, they are plain
- * ones.
+ * Copies of queries, keys and values to shared memory. Turing has no asynchronous copies, so they
+ * are ordinary loads and stores there.
  *
- * Keys and values that no query of the work tile sees are not read: zeros are stored instead. With two stages a key
- * tile
- * and its values are copied while the one before is used. With one stage values are copied while their keys are used,
- * and the next keys while values are used.
+ * Keys and values that no query of the work tile sees are not read: zeros are stored instead. With
+ * two stages, a key tile and its values are copied while the previous tile is used. With one stage,
+ * values are copied while their keys are used, and the next keys while values are used.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_LOAD_CUH
 #define FA_KERNELS_FORWARD_SM80_LOAD_CUH
@@ -58,7 +57,8 @@ FA_DEVICE void wait_for_copies(void)
 #endif
 }
 
-/* The elements of a vector one by one, for rows that are not aligned to 16 bytes or end within a vector. */
+/* Loads the elements of a vector one by one, for rows that are not aligned to 16 bytes or that end
+ * within a vector. */
 FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 {
 #if TF32
@@ -74,7 +74,7 @@ FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-/* Queries whose rows are not aligned. */
+/* Copies queries whose rows are not aligned. */
 FA_DEVICE void gather_queries(const fa_attention_params *p, const fa_tile *t, int64_t count,
                               uint32_t tile)
 {
@@ -109,7 +109,8 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_tile *t, uin
         copy_async(copied_address(tile) + (uint32_t)(r * PITCH), row, copied_row() + r < rows);
 }
 
-/* ---- Key tiles of which some keys are not seen, or whose rows are not plain ------------------- */
+/* ---- Key tiles with keys that are not seen, or with rows that are not plain
+ * ------------------- */
 
 FA_DEVICE bool is_seen(const fa_key_tiles *w, int j)
 {
@@ -130,8 +131,8 @@ FA_DEVICE void gather_rows(const fa_attention_params *p, const fa_kernel_view *v
     }
 }
 
-/* Rows of pages. j: the position of this thread's first row, which goes to `to`. inside: its vector is part of a
- * row. */
+/* Copies rows of pages. j: the position of this thread's first row, which is copied to `to`.
+ * inside: its vector is part of a row. */
 FA_DEVICE void issue_paged_rows(const fa_attention_params *p, const fa_kernel_view *v,
                                 const fa_tile *t, const fa_key_tiles *w, int j, bool inside,
                                 uint32_t to)
@@ -156,8 +157,8 @@ FA_DEVICE void issue_plain_rows(const char *rows, int64_t pitch, const fa_key_ti
         copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, inside && is_seen(w, j));
 }
 
-/* Issues the copy of the keys or values from position `first` on. Keys that no query of the work tile sees
- * become zeros. */
+/* Issues the copy of the keys or values from position `first` on. Keys that no query of the work
+ * tile sees are set to zero. */
 FA_DEVICE void issue_rows(const fa_attention_params *p, const fa_kernel_view *v, const char *rows,
                           const fa_tile *t, const fa_key_tiles *w, int first, int columns,
                           uint32_t tile)
@@ -178,15 +179,15 @@ FA_DEVICE void issue_rows(const fa_attention_params *p, const fa_kernel_view *v,
 
 /* ---- Key tiles that are copied whole --------------------------------------------------------- */
 
-/* Addresses and more that a thread keeps in registers from tile to tile. Kernels with options have no registers
- * for them and compute them anew. */
+/* Addresses and other numbers that a thread keeps in registers from tile to tile. Kernels with
+ * options have no registers for them and compute them again. */
 typedef struct fa_path {
     uint32_t q, k, v;          /* addresses of this lane's first fragments */
-    uint32_t copy;             /* where this thread's vectors of keys go */
+    uint32_t copy;             /* the address to which this thread's vectors of keys are copied */
     bool k_inside, v_inside;   /* whether those vectors are part of the rows */
     const char *k_row, *v_row; /* the vector of the first row of the tile that is copied next */
-    float bound;               /* of a thread's sum of weights in a chunk of a row */
-    bool peaked;               /* the warp's rows are tracked */
+    float bound;               /* the bound of a thread's sum of weights in a chunk of a row */
+    bool peaked;               /* the warp's rows are peaked, so they are tracked */
 } fa_path;
 
 /* keys, values: the tiles that are copied next. */
@@ -253,7 +254,8 @@ FA_DEVICE void issue_next(const fa_attention_params *p, const fa_memory *at, int
 
 /* ---- Any key tile ---------------------------------------------------------------------------- */
 
-/* Whether tile n is copied whole. block.from is below 32, so only tile 0 can have keys before it. */
+/* Whether tile n is copied whole. block.from is below 32, so only tile 0 can have keys before
+ * it. */
 FA_DEVICE bool is_whole(const fa_key_tiles *w, int n)
 {
     return n < w->whole_to && (n > 0 || w->block.from == 0);
@@ -290,7 +292,7 @@ FA_DEVICE void issue_values(const fa_attention_params *p, const fa_work_tile *wo
     }
 }
 
-/* The key tile that is copied next: of the same work tile, or the first one of the next. */
+/* The key tile that is copied next: of the same work tile, or the first tile of the next one. */
 typedef struct fa_next_tile {
     const fa_work_tile *work;
     fa_memory at;
@@ -305,7 +307,8 @@ FA_DEVICE fa_next_tile find_next_tile(const fa_block *b, const fa_memory *at, in
     return c;
 }
 
-/* For the first key tile of a work tile: where its rows are, and where they go. */
+/* For the first key tile of a work tile: the addresses of its rows, and where they are copied
+ * to. */
 FA_DEVICE void find_rows(const fa_attention_params *p, const fa_next_tile *c, fa_path *path)
 {
     if (c->n > 0) return;
@@ -319,7 +322,7 @@ FA_DEVICE void find_rows(const fa_attention_params *p, const fa_next_tile *c, fa
 
 #if TF32
 
-/* Rounds the queries that this thread has copied, once and for all key tiles. */
+/* Rounds the queries that this thread has copied, once for all key tiles. */
 FA_DEVICE void round_queries(const fa_memory *at)
 {
     if (!is_copier()) return;
@@ -334,7 +337,7 @@ FA_DEVICE void round_queries(const fa_memory *at)
 
 #else
 
-/* Not 0 if one of the two is not. */
+/* Not 0 if one of the two numbers is not finite. */
 FA_DEVICE uint32_t is_not_finite(uint32_t x2) { return fa_x2_not_finite(x2); }
 
 #endif

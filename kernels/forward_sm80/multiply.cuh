@@ -9,12 +9,13 @@
 #include "forward_sm80/layout.cuh"
 #include "ptx/ldmatrix.cuh"
 
-/* Of a plain key tile, before the copies that are issued behind products. */
-enum { FIRST_STEPS = THREE_PRODUCTS ? 2 : 1 }; /* a chain */
+/* Steps of a plain key tile before copies are issued between its products. */
+enum { FIRST_STEPS = THREE_PRODUCTS ? 2 : 1 }; /* one chain */
 
 /* ---- S = Q K^T ------------------------------------------------------------------------------- */
 
-/* The warp's fragments of Q: those in registers, and the address that this lane passes for the others. */
+/* The warp's fragments of Q: those in registers, and the address that this lane passes for the
+ * others. */
 typedef struct fa_queries {
 #if REGISTER_STEPS > 0
     uint32_t fragments[M_TILES][REGISTER_STEPS][4];
@@ -54,9 +55,9 @@ FA_DEVICE void clear_scores(fa_scores *s)
 #if THREE_PRODUCTS
 
 /*
- * Sums begin anew every CHAIN steps along the head dim and every VALUE_CHAIN along the keys.
- * Infinities make NaN of results that might be other, and the work tile is computed again,
- * carefully.
+ * Sums start from 0 again every CHAIN steps along the head dim and every VALUE_CHAIN along the
+ * keys. Infinities may produce NaN where the result should be something else; then the work tile is
+ * recomputed carefully.
  */
 enum { CHAIN = 2, VALUE_CHAIN = 4 };
 static_assert(D_STEPS % CHAIN == 0 && KEY_STEPS % VALUE_CHAIN == 0, "whole chains");
@@ -124,15 +125,16 @@ FA_DEVICE void add_chains(fa_scores *s, const fa_queries *q, uint32_t k, int ste
         add_chain(s, a, k + (uint32_t)(step * 32), block, careful);
 }
 
-/* Steps from .. to - 1 along the head dim: whole chains. */
+/* Steps from .. to - 1 along the head dim, in whole chains. */
 FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int from, int to)
 {
 #pragma unroll
     for (int step = from; step < to; step += CHAIN) add_chains(s, q, k, step, false);
 }
 
-/* This is rare and must not take registers from the others: the loop is rolled. Scores are scaled
- * here: in the fused multiply-add of a weight, a huge score would differ from the base that it is. */
+/* This is rare and must not take registers from the other paths, so the loop is not unrolled.
+ * Scores are multiplied by the scale here: in the fused multiply-add of a weight, a huge score
+ * would differ from the base that is equal to it. */
 FA_DEVICE void make_careful_scores(fa_scores *s, const fa_queries *q, uint32_t k, float scale)
 {
     clear_scores(s);
@@ -153,7 +155,8 @@ FA_DEVICE void round_four(uint32_t x[4], const uint32_t loaded[4])
 }
 #endif
 
-/* Steps from .. to - 1 along the head dim. Fragments are loaded one step ahead of their products. */
+/* Steps from .. to - 1 along the head dim. Fragments are loaded one step ahead of their
+ * products. */
 FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int from, int to)
 {
     uint32_t a[2][M_TILES][4], b[2][4];
@@ -170,7 +173,7 @@ FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int fro
 #endif
         if (i + 1 < (to - from) * KEY_BLOCKS)
             load_key_fragments(b[(i + 1) % 2], k, from * KEY_BLOCKS + i + 1);
-        if (block == KEY_BLOCKS - 1 && step + 1 < to) /* queries are rounded already */
+        if (block == KEY_BLOCKS - 1 && step + 1 < to) /* queries have been rounded already */
             get_query_fragments(a[(step + 1) % 2], q, step + 1);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
@@ -209,7 +212,8 @@ FA_DEVICE void get_weight_fragments(uint32_t a[M_TILES][4], const fa_weights *p,
 
 #if TF32
 
-/* Values of keys 2t and 2t + 1 of 8, in columns 4g .. 4g + 3 of 32: one of each of four tiles of 8 columns. */
+/* Values of keys 2t and 2t + 1 of 8, in columns 4g .. 4g + 3 of 32: one for each of four tiles of 8
+ * columns. */
 typedef struct fa_values {
     uint32_t even[4], odd[4];
 } fa_values;
@@ -242,8 +246,8 @@ FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v,
 
 #else
 
-/* The products of 16 keys and of columns 16 * block .. 16 * block + 15. One transposed ldmatrix gives both B
- * fragments. */
+/* The products of 16 keys and of columns 16 * block .. 16 * block + 15. One transposed ldmatrix
+ * gives both B fragments. */
 FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, int step,
                                int block)
 {
@@ -260,7 +264,8 @@ FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v,
 
 #if THREE_PRODUCTS
 
-/* The products of VALUE_CHAIN steps along the keys, and of columns 32 * block .. 32 * block + 31. */
+/* The products of VALUE_CHAIN steps along the keys, and of columns 32 * block ..
+ * 32 * block + 31. */
 FA_DEVICE void add_value_chain(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v,
                                int from, int block)
 {

@@ -1,11 +1,11 @@
 /*
- * Values that are not finite, and hidden from some rows. A weight of 0 makes NaN of them, and NaN of the result.
+ * Values that are not finite and are hidden from some rows. Times a weight of 0 they are NaN, and
+ * so is the result.
  *
- * They are rare, so they are not looked for at first. If a result is not finite and something was hidden, the block
- * computes
- * the work tile again: then it looks for values that are not finite in the key tiles that hide something. Where it
- * finds
- * some, the product is computed from what is finite, and infinities and NaN are added where the weight is not 0.
+ * They are rare, so at first the block does not look for them. If a result is not finite and
+ * something was hidden, the block recomputes the work tile. Then it searches the key tiles that
+ * hide something for values that are not finite. If it finds some, it computes the product from the
+ * finite values only, and adds infinities and NaN where the weight is not 0.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_RECOMPUTE_CUH
 #define FA_KERNELS_FORWARD_SM80_RECOMPUTE_CUH
@@ -31,13 +31,14 @@ FA_DEVICE uint32_t mark_value(uint32_t x, uint32_t without)
     return is_not_finite(x) && x != (0x7f800000u | without) ? ONE : 0;
 }
 
-/* The number 1 if a weight is not 0. In tf32 it is rounded, but for the bits that mma drops. */
+/* The number 1 if a weight is not 0. In tf32 the weight has been rounded, but the bits that mma
+ * ignores have not been cleared. */
 FA_DEVICE uint32_t mark_weights(uint32_t x)
 {
     return x & (THREE_PRODUCTS ? 0x7fffffffu : 0x7fffe000u) ? ONE : 0;
 }
 
-/* c += a b, of weights and finite values. */
+/* c += a b, for weights and finite values. */
 FA_DEVICE void add_product(float c[4], const uint32_t a[4], uint32_t even, uint32_t odd)
 {
 #if THREE_PRODUCTS
@@ -54,7 +55,7 @@ FA_DEVICE void add_product(float c[4], const uint32_t a[4], uint32_t even, uint3
 #endif
 }
 
-/* O += P V of 8 keys and of finite values. v: the address of this lane's fragments of these keys. */
+/* O += P V for 8 keys and finite values. v: the address of this lane's fragments of these keys. */
 FA_DEVICE void add_finite_values(fa_output *o, uint32_t a[M_TILES][4], uint32_t v)
 {
 #pragma unroll
@@ -71,8 +72,8 @@ FA_DEVICE void add_finite_values(fa_output *o, uint32_t a[M_TILES][4], uint32_t 
     }
 }
 
-/* Adds infinity, or minus infinity, to elements for which one of these keys' values is that or NaN and has a
- * weight other than 0. marks: mark_weights of the weights. */
+/* Adds infinity, or minus infinity, to elements for which one of these keys' values is that
+ * infinity or NaN and has a weight other than 0. marks: mark_weights of the weights. */
 FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t v, bool negative)
 {
     const uint32_t without = negative ? 0 : 0x80000000u;
@@ -94,7 +95,7 @@ FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t
     }
 }
 
-/* O += P V of 8 keys, in two steps. Changes a. */
+/* O += P V for 8 keys, in two steps. Changes a. */
 FA_DEVICE void add_values_carefully(fa_output *o, uint32_t a[M_TILES][4], uint32_t v)
 {
     add_finite_values(o, a, v);
@@ -113,8 +114,9 @@ FA_DEVICE void add_values_carefully(fa_output *o, uint32_t a[M_TILES][4], uint32
 
 #endif
 
-/* O += P V with values that are not finite: products of the finite ones, then infinities of both signs, whose
- * sum is NaN. The weights are in local memory: this rare path must not take registers from the others. */
+/* O += P V with values that are not finite: products of the finite ones, then infinities of both
+ * signs, whose sum is NaN. The weights are in local memory, because this rare path must not take
+ * registers from the others. */
 FA_DEVICE void add_nonfinite_values(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v)
 {
     uint32_t waiting[KEY_STEPS][M_TILES][4];
@@ -133,8 +135,8 @@ FA_DEVICE void add_nonfinite_values(fa_output *o, const fa_weights *p, uint32_t 
     }
 }
 
-/* Whether a hidden value that is not finite may have reached one of the thread's rows: its product with a weight
- * of 0 is NaN. */
+/* Whether a hidden value that is not finite may have reached one of the thread's rows: its product
+ * with a weight of 0 is NaN. */
 FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_key_tiles *w, const fa_output *o)
 {
     float zero[4] = {0.0f};

@@ -1,10 +1,9 @@
 /*
- * Which work tiles are a block's, and the queue that describes them ahead.
+ * Chooses the block's work tiles, and describes them ahead in a queue.
  *
- * The schedule is static: block b of g takes the tasks b, b + g, b + 2g, ... A task is a work tile, or under a
- * causal mask
- * a causal pair (common/causal_schedule.h). The arithmetic of a description is long, so all threads describe several
- * work tiles at once, ahead of their use.
+ * The schedule is static: block b of g takes the tasks b, b + g, b + 2g, ... A task is a work tile,
+ * or under a causal mask a causal pair (common/causal_schedule.h). A description takes long chains
+ * of arithmetic, so all threads describe several work tiles at once, ahead of their use.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_SCHEDULER_CUH
 #define FA_KERNELS_FORWARD_SM80_SCHEDULER_CUH
@@ -13,33 +12,33 @@
 #include "common/sequence.cuh"
 #include "forward_sm80/layout.cuh"
 
-/* The keys that some of a run of rows see, and those that all of them see. */
+/* The keys that some rows of a range of rows see, and those that all of them see. */
 typedef struct fa_seen {
     int from, to, all_from, all_to;
 } fa_seen;
 
-/* The key tiles of a work tile, in shared memory, as products need the registers. Positions count from `start`,
- * the first key of the first tile, a multiple of 32. */
+/* The key tiles of a work tile, in shared memory, because products need the registers. Positions
+ * count from `start`, the first key of the first tile, a multiple of 32. */
 typedef struct fa_key_tiles {
     int64_t start;
-    const char *k, *v; /* rows `start` of keys and values, if they are not in pages */
-    /* How many there are. Every row sees all of the tiles [plain_from, plain_to). Tiles below whole_to, and not
-     * before block.from, can be copied whole. */
+    const char *k, *v; /* rows `start` of keys and values, if there are no pages */
+    /* tiles: their number. Every row sees all of the tiles [plain_from, plain_to). Tiles below
+     * whole_to that are not before block.from can be copied whole. */
     int tiles, plain_from, plain_to, whole_to;
     fa_seen block, group[GROUPS];
     int lo, hi, keys, last; /* row r <= last sees the keys [lo + r, hi + r) that are below `keys` */
-    uint32_t recompute;     /* 1: the work tile is computed again (recompute.cuh) */
+    uint32_t recompute;     /* 1: the work tile is recomputed (recompute.cuh) */
     int nonfinite_values[WARPS]; /* of the current key tile; a copy for each warp */
 } fa_key_tiles;
 
-/* An entry of the work-tile queue. One without queries and rows has nothing to compute. */
+/* An entry of the work-tile queue. An entry without queries and rows has nothing to compute. */
 typedef struct fa_work_tile {
     fa_tile tile;
     fa_key_tiles keys;
 } fa_work_tile;
 static_assert(sizeof(fa_work_tile) <= FA_SM80_ENTRY_BYTES, "room for descriptions");
 
-/* What the block has to compute, in shared memory, as registers are scarce. */
+/* The block's current work, in shared memory, because registers are scarce. */
 typedef struct fa_block {
     fa_work_tile now;    /* a copy, at a constant address: it is read between products */
     fa_work_tile *queue; /* work tile i of the block is entry i % QUEUE_ENTRIES */
@@ -47,7 +46,8 @@ typedef struct fa_block {
     int loading; /* whether the first copies of this work tile have been issued */
 } fa_block;
 
-/* Whether its rows see any keys. If so, the first copies of the next work tile are issued before its end. */
+/* Whether its rows see any keys. If so, the first copies of the next work tile are issued before
+ * this one ends. */
 FA_DEVICE bool has_keys(const fa_work_tile *w)
 {
     return w->tile.first < w->tile.n_q && w->keys.tiles > 0;
@@ -58,7 +58,7 @@ FA_DEVICE const fa_work_tile *next_work_tile(const fa_block *b)
     return &b->queue[(b->number + 1) % QUEUE_ENTRIES];
 }
 
-/* Whether rows are made of whole vectors of 16 bytes, each aligned. */
+/* Whether rows consist of whole, aligned vectors of 16 bytes. */
 FA_DEVICE bool is_vectored(const fa_kernel_view *v)
 {
     return TF32 ? v->vector != 0 : v->vector == 8;
@@ -68,7 +68,8 @@ FA_DEVICE bool is_vectored(const fa_kernel_view *v)
 
 FA_DEVICE int clamp_position(int64_t key, int64_t start) { return (int)fa_max64(key - start, 0); }
 
-/* What `count` rows of the work tile from row r on see. Rows behind the last query count as the last query. */
+/* What `count` rows of the work tile from row r on see. Rows after the last query see the same as
+ * the last query. */
 FA_DEVICE fa_seen find_seen(const fa_attention_params *p, const fa_tile *t, int64_t start, int r,
                             int count)
 {
@@ -130,7 +131,8 @@ FA_DEVICE const fa_sm80_params *own_params(const fa_attention_params *p)
     return (const fa_sm80_params *)p;
 }
 
-/* Work tile `number` of the block, as fa_find_tile counts them, from a head's last tile on. -1: there is none. */
+/* Work tile `number` of the block, in the numbering of fa_find_tile, from a head's last tile on.
+ * -1: there is none. */
 FA_DEVICE int64_t find_work_tile(const fa_attention_params *p, int64_t number)
 {
     const fa_sm80_params *s = own_params(p);
@@ -152,7 +154,8 @@ FA_DEVICE uint32_t count_work_tiles(const fa_attention_params *p)
     return (uint32_t)(s->causal_pairs ? 2 * mine : mine);
 }
 
-/* Part of a description: what a group sees, what the block computes, or where rows are. */
+/* Describes a part of a work tile: what a group sees, what the block computes, or where rows
+ * are. */
 FA_DEVICE void describe_part(const fa_attention_params *p, int64_t number, int part,
                              fa_work_tile *to)
 {
@@ -181,7 +184,7 @@ FA_DEVICE void describe_work_tiles(const fa_attention_params *p, int64_t number,
     describe_part(p, number + i, ptx_thread_id() % PARTS, &queue[(number + i) % QUEUE_ENTRIES]);
 }
 
-/* A word a thread: all warps wait for it. */
+/* Each thread copies a word, because all warps wait for the copy. */
 FA_DEVICE void copy_work_tile(const fa_work_tile *from, fa_work_tile *to)
 {
     static_assert(sizeof(fa_work_tile) % 4 == 0 && sizeof(fa_work_tile) / 4 <= THREADS,
@@ -190,7 +193,7 @@ FA_DEVICE void copy_work_tile(const fa_work_tile *from, fa_work_tile *to)
     if (i < (int)sizeof(fa_work_tile) / 4) ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
 }
 
-/* The first entries of the queue. */
+/* Describes the first entries of the queue. */
 FA_DEVICE void begin_block(const fa_attention_params *p, fa_block *b, fa_work_tile *queue)
 {
     if (ptx_thread_id() == 0) {

@@ -1,5 +1,6 @@
 /*
- * Between the products: scores become logits. The options' arithmetic is in common/score_options.cuh.
+ * Between the products: computes logits from scores. The options' arithmetic is in
+ * common/score_options.cuh.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_SCORES_CUH
 #define FA_KERNELS_FORWARD_SM80_SCORES_CUH
@@ -10,8 +11,8 @@
 #include "forward_sm80/layout.cuh"
 #include "forward_sm80/scheduler.cuh"
 
-/* The keys [lo, hi), counted from `first`, that row r of the work tile sees. Rows behind the last query count as
- * the last query. */
+/* The keys [lo, hi), counted from `first`, that row r of the work tile sees. Rows after the last
+ * query see the same as the last query. */
 FA_DEVICE void visible_keys(const fa_key_tiles *w, int r, int first, int *lo, int *hi)
 {
     const int row = r < w->last ? r : w->last, end = w->hi + row;
@@ -38,7 +39,7 @@ FA_DEVICE void hide_by_position(const fa_key_tiles *w, int first, bool left, fa_
 
 #else
 
-/* Scores become logits, as exponents of 2. */
+/* Replaces scores by logits, as exponents of 2. */
 FA_DEVICE void apply_options(const fa_attention_params *p, const fa_tile *t, const fa_key_tiles *w,
                              int first, float scale, fa_scores *s)
 {
@@ -68,8 +69,9 @@ FA_DEVICE bool hides_keys(const fa_attention_params *p)
     return p->bias.data || p->mask.data || p->dropout_threshold;
 }
 
-/* Drops weights of one row: of 32 keys, or of those that the warp has of them. A thread's columns 2t, 2t + 1, 2t
- * + 8, ... take their bits from one Philox block. key: the first one's number among the 32. */
+/* Drops weights of one row: of 32 keys, or of the warp's share of them. A thread's columns 2t,
+ * 2t + 1, 2t + 8, ... take their bits from one Philox block. key: the first key's number among the
+ * 32. */
 FA_DEVICE void drop_row(const fa_attention_params *p, const uint32_t block[4], int key, int m,
                         int half, int first, fa_weights *weights)
 {

@@ -1,17 +1,16 @@
 /*
- * The softmax: logits become weights, 2^(logit - base). The base of a row is its running max, or near it; the
- * division at the
- * end of a work tile takes it out again.
+ * The softmax: computes weights from logits, 2^(logit - base). The base of a row is its running
+ * max, or near it. The division at the end of a work tile cancels it.
  *
- * Tracked key tiles maintain the running max, as in FlashAttention-2's algorithm 1. Untracked ones do without,
- * which lets
- * the weights of a chunk of keys be computed while tensor cores multiply those of the chunk before with V:
+ * Tracked key tiles maintain the running max, as in FlashAttention-2's algorithm 1. Untracked ones
+ * do without it, so that the weights of a chunk of keys can be computed while tensor cores multiply
+ * those of the previous chunk by V:
  *
  *       S = Q K^T | weights 0 | O += P V of 0, weights 1 | O += P V of 1, weights 2 | ...
  *
- * common/flat_rows.h says when rows need no running max. The sum of a chunk's weights is known before they are
- * used. If it
- * is above a bound, the rest of the key tile is weighed again with new bases, from its max.
+ * common/flat_rows.h explains when rows need no running max. The sum of a chunk's weights is known
+ * before they are used. If it is above a bound, the weights of the rest of the key tile are
+ * computed with new bases, from its max.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM80_SOFTMAX_CUH
@@ -23,12 +22,13 @@
 #include "forward_sm80/load.cuh"
 #include "forward_sm80/multiply.cuh"
 
-/* The max of a row that has seen no key. With -infinity its weights would be NaN; 2^(-infinity - NOTHING_SEEN)
- * is 0. */
+/* The max of a row that has seen no key. With -infinity its weights would be NaN;
+ * 2^(-infinity - NOTHING_SEEN) is 0. */
 #define NOTHING_SEEN (-3.402823466e38f)
 
-/* A row's largest weight is LARGEST = 2^HEADROOM when its max is found: float16 keeps more of the small weights if the large
- * ones come near its end, 2^16. The max stays until the logits are RESCALE_ABOVE beyond it. */
+/* When a row's max is found, its largest weight is LARGEST = 2^HEADROOM: float16 keeps more of the
+ * small weights if the large ones are near its limit, 2^16. The max stays until logits exceed it by
+ * RESCALE_ABOVE. */
 #if ELEMENT != FA_ELEMENT_FLOAT16
 #define HEADROOM 0.0f
 #define LARGEST 1.0f
@@ -36,7 +36,7 @@
 #define HEADROOM 7.0f
 #define LARGEST 128.0f
 #endif
-/* In 16 bits every new max counts (common/flat_rows.h). */
+/* In 16 bits every new max is used (common/flat_rows.h). */
 #define RESCALE_ABOVE (HEADROOM + (ELEMENT == FA_ELEMENT_FLOAT32 ? 0.5f : 0.0f))
 
 /* ---- The running max ------------------------------------------------------------------------- */
@@ -67,7 +67,7 @@ FA_DEVICE float row_max(const fa_scores *s, int m, int half)
     return fa_max_over_lanes(top, 4);
 }
 
-/* Makes `top` the max of rows where it is too far above the old one, and rescales what has been summed. */
+/* Makes `top` the max of rows whose old one is too far below it, and rescales the sums. */
 FA_DEVICE void raise_max(fa_output *o, float top[M_TILES][2])
 {
     int summed = 0;
@@ -113,7 +113,7 @@ FA_DEVICE void update_max(const fa_memory *at, fa_output *o, const fa_scores *s,
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* Two weights of a thread, neighbours in a row. */
+/* Computes two adjacent weights of a thread's row. */
 FA_DEVICE void make_weight_x2(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
                               int m, int n, int half, float sum[M_TILES][2])
 {
@@ -122,7 +122,7 @@ FA_DEVICE void make_weight_x2(fa_weights *p, const fa_scores *s, const fa_output
     const float second = ptx_ex2(fmaf(x[1], scale, -o->max[m][half]));
     sum[m][half] += first + second;
 #if TF32
-    /* The sum tells if one is NaN. */
+    /* The sum shows whether one is NaN. */
     set_weight(p, m, n, half, 0, __float_as_uint(first) + (THREE_PRODUCTS ? 0 : 0x1000u));
     set_weight(p, m, n, half, 1, __float_as_uint(second) + (THREE_PRODUCTS ? 0 : 0x1000u));
 #else
@@ -143,13 +143,14 @@ FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, flo
 
 /* ---- Flat rows ------------------------------------------------------------------------------- */
 
-/* A thread's sum of weights in a key tile, on average, from which on rows are flat. */
+/* Rows are flat from this average of a thread's sum of weights in a key tile on. */
 #define FLAT_SUM (LARGEST * FA_FLAT_SUM(KEYS) / SPLIT)
 
-/* A row that has less than twice its largest weight makes the rows of its warp count as peaked. */
+/* If the sum of a row's weights is less than twice its largest weight, the rows of its warp count
+ * as peaked. */
 #define PEAKED_SUM (0.5f * LARGEST / SPLIT)
 
-/* The average of the thread's sums of weights, over the warp; and the min of a row's quarter. */
+/* The average of the threads' sums of weights, over the warp; and the min of the row quarters. */
 FA_DEVICE float average_sum(const fa_output *o, float *min_row)
 {
     float sum = 0.0f;
@@ -168,7 +169,8 @@ FA_DEVICE float average_sum(const fa_output *o, float *min_row)
     return sum / (8 * M_TILES * 2);
 }
 
-/* Judges the warp's rows by the key tiles so far, which were tracked. Warps that share rows agree. */
+/* Decides whether the warp's rows are flat, from the key tiles so far, which were tracked. Warps
+ * that share rows agree on the result. */
 FA_DEVICE void judge_rows(const fa_output *o, int tiles, bool short_rows, fa_path *path)
 {
     float min_row;
@@ -180,8 +182,9 @@ FA_DEVICE void judge_rows(const fa_output *o, int tiles, bool short_rows, fa_pat
 
 /* ---- Untracked key tiles --------------------------------------------------------------------- */
 
-/* A key tile has CHUNKS chunks of keys. A chunk has UNITS x2 of weights a thread. While they are computed, the products of
- * the chunk before go on: PARTS times one ldmatrix and the mma that use it. */
+/* A key tile has CHUNKS chunks of keys. A thread has UNITS x2 of weights in a chunk. While these
+ * are computed, the products of the previous chunk continue: PARTS times one ldmatrix and the mma
+ * that use it. */
 enum {
     CHUNKS = OWN_KEYS / CHUNK_KEYS,
     CHUNK_STEPS = CHUNK_KEYS / STEP,
@@ -200,7 +203,7 @@ FA_DEVICE void weigh_unit(fa_weights *p, const fa_scores *s, const fa_output *o,
 }
 
 #if !THREE_PRODUCTS
-/* O += P V of one chunk, among the weights of the next. */
+/* O += P V for one chunk, interleaved with the weights of the next chunk. */
 FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
                                     uint32_t v, int chunk, float sum[M_TILES][2])
 {
@@ -220,8 +223,8 @@ FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores
 
 #endif
 
-/* Whether all rows' sums of a chunk are within the bound, or the tile is tracked, whose bases cannot be better.
- * If so, the sums are added. NaN is not within the bound. */
+/* Whether all rows' sums of a chunk are within the bound, or the tile is tracked, in which case
+ * there are no better bases. If so, the sums are added. NaN is not within the bound. */
 FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], float bound, bool tracked)
 {
     int large = 0;
@@ -236,8 +239,8 @@ FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], float bound, bool 
     return true;
 }
 
-/* The softmax of a tile, whose first chunk has been weighed, and O += P V. Returns how many chunks are done: not
- * all if the next one's weights are too large for their bases. */
+/* The softmax of a tile whose first chunk of weights has been computed, and O += P V. Returns how
+ * many chunks have been added: not all if the next one's weights are too large for their bases. */
 FA_DEVICE int multiply_chunks(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
                               uint32_t v, float sum[M_TILES][2], float bound, bool tracked)
 {
@@ -245,7 +248,7 @@ FA_DEVICE int multiply_chunks(fa_output *o, fa_weights *p, const fa_scores *s, f
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (!take_sums(o, sum, bound, tracked)) return chunk;
 #if THREE_PRODUCTS
-        (void)s, (void)scale; /* all weights are there */
+        (void)s, (void)scale; /* all weights have been computed */
         add_values(o, p, 0, v);
 #else
         add_values_and_weigh(o, p, s, scale, v, chunk, sum);
@@ -261,8 +264,8 @@ FA_DEVICE void weigh_first_chunk(fa_weights *p, const fa_scores *s, const fa_out
     for (int unit = 0; unit < UNITS; unit++) weigh_unit(p, s, o, scale, 0, unit, sum);
 }
 
-/* The softmax of a tile with the bases that rows have, and O += P V. Returns how many chunks are done: none if a
- * row has no base yet, as its weights are infinite then. */
+/* The softmax of a tile with the rows' current bases, and O += P V. Returns how many chunks have
+ * been added: none if a row has no base yet, because its weights are infinite then. */
 FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
                          uint32_t v, float bound, bool tracked)
 {
@@ -275,8 +278,8 @@ FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa
 
 #else
 
-/* The same for warps that share rows: they store all weights before the first product, and if one warp has a
- * weight that is too large, none of them goes on. */
+/* The same for warps that share rows. They store all weights before the first product. If one warp
+ * has a weight that is too large, none of them continues. */
 FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
                          uint32_t v, float bound, bool tracked)
 {
@@ -299,7 +302,7 @@ FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa
 
 #endif
 
-/* Hides the keys of the chunks that are done. */
+/* Hides the keys of the chunks that have been added. */
 FA_DEVICE void hide_chunks(fa_scores *s, int done)
 {
 #pragma unroll
@@ -312,7 +315,7 @@ FA_DEVICE void hide_chunks(fa_scores *s, int done)
 
 /* ---- The end of a work tile ------------------------------------------------------------------ */
 
-/* o->sum becomes the sums of whole rows. */
+/* Replaces o->sum by the sums of whole rows. */
 FA_DEVICE void sum_rows(const fa_memory *at, fa_output *o)
 {
 #pragma unroll
@@ -331,8 +334,8 @@ FA_DEVICE void sum_rows(const fa_memory *at, fa_output *o)
     }
 }
 
-/* Whether the largest weight of a row, which should be 1, is less or infinite: its logit is so huge
- * that the base, rounded, differs from it by more than 1. For sums of whole rows. */
+/* Whether the largest weight of a row, which should be 1, is less or infinite: its logit is so
+ * large that the rounded base differs from it by more than 1. Needs sums of whole rows. */
 FA_DEVICE bool has_lost_bases(const fa_output *o)
 {
     bool found = false;

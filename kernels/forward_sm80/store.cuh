@@ -1,5 +1,6 @@
 /*
- * The end of a work tile: outputs are divided by the sums of weights and written, with the log-sum-exp.
+ * The end of a work tile: outputs are divided by the sums of weights and written, with the
+ * log-sum-exp.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_STORE_CUH
 #define FA_KERNELS_FORWARD_SM80_STORE_CUH
@@ -62,7 +63,7 @@ FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
         const int columns = row_of(i / 2, i % 2) < count ? p->d_v : 0;
         const float factor = factors[i / 2][i % 2];
 #pragma unroll
-        for (int n = 0; n < D_TILES / 2; n++) { /* four neighbours */
+        for (int n = 0; n < D_TILES / 2; n++) { /* four adjacent columns */
             const int tile = n / 2 * 4, e = i % 2 * 2 + n % 2, ahead_of = n / 2 * 32 + n % 2 * 4;
             const float(*x)[4] = o->at[i / 2] + tile;
             if (column + ahead_of < columns)
@@ -72,8 +73,8 @@ FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
     }
 }
 
-/* Element by element; zeros for a factor of 0, whatever the row holds. The loop is rolled, over local memory:
- * this is rare and must not be much code. */
+/* Writes element by element; zeros if the factor is 0, whatever the row holds. The loop is not
+ * unrolled and uses local memory: this is rare and must not be much code. */
 FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
                               float factors[M_TILES][2], char *rows, int count)
 {
@@ -130,8 +131,8 @@ FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
     }
 }
 
-/* Element by element; zeros for a factor of 0, whatever the row holds. The loop is rolled, over local memory:
- * this is rare and must not be much code. */
+/* Writes element by element; zeros if the factor is 0, whatever the row holds. The loop is not
+ * unrolled and uses local memory: this is rare and must not be much code. */
 FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
                               float factors[M_TILES][2], char *rows, int count)
 {

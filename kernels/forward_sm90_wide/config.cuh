@@ -1,11 +1,12 @@
 /*
- * What forward_sm90_wide is compiled with, and the sizes that follow from it. It replaces
- * forward_sm90/config.cuh, and is included before any part of forward_sm90. A row of kernels/variants.h gives
+ * The compile-time parameters of forward_sm90_wide, and sizes that follow from them. This file
+ * replaces forward_sm90/config.cuh, and is included before any part of forward_sm90. A row of
+ * kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of queries, keys, values and outputs
  *     HEAD_DIM   the widest head dim of queries, keys and values, a multiple of 64
  *     VALUE_DIM  columns of the outputs that a block computes: HEAD_DIM / CLUSTER
- *     OPTIONS    0: masks by position and lengths alone
+ *     OPTIONS    0: only masks by position and lengths
  *     CLUSTER    2 blocks, which share a work tile
  *     CONSUMERS  warpgroups that compute, 64 queries each
  *     KEYS       of a key tile; each block computes the scores of half of them
@@ -63,7 +64,7 @@
 static_assert(OPTIONS == 0 && Q_STAGES == 1, "what the kernel can do");
 static_assert(CLUSTER * VALUE_DIM == HEAD_DIM, "each block has its part of the columns");
 
-/* Keys of a tile whose scores a block computes: half of them. */
+/* Keys of a tile for which a block computes scores: half of them. */
 #define FRAGMENT_KEYS 64
 static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the keys");
 
@@ -73,7 +74,7 @@ static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the k
 
 #define FIRST_COLUMN (THIS_BLOCK * VALUE_DIM) /* of the outputs that the block computes */
 
-/* Of forward_sm90's choices (forward_sm90/config.cuh): */
+/* Macros that parts of forward_sm90 need (forward_sm90/config.cuh). */
 #define HIDES_VALUES 0
 #define NATURAL_BASES 0
 #define EXACT_SUMS 0
@@ -84,7 +85,7 @@ static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the k
 #define SINGLE_TILES 0
 #define STORES_THROUGH_BUFFER 0
 
-/* Accumulators of the outputs in a thread. */
+/* Registers of a thread for accumulators of the outputs. */
 #define OUTPUTS (VALUE_DIM / 2)
 
 enum {
@@ -104,7 +105,7 @@ enum {
     K_CHUNKS = (K_BLOCKS + K_CHUNK_BLOCKS - 1) / K_CHUNK_BLOCKS,
     V_CHUNKS = KEYS / V_ROWS,
     V_BLOCK = V_ROWS * 128,
-    QUEUE_ENTRIES = 2, /* there is no room for more, so one work tile is described at a time */
+    QUEUE_ENTRIES = 2, /* there is no memory for more, so one work tile is described at a time */
     TASK_NONE = -1,
     TASK_END = -2
 };
@@ -112,7 +113,7 @@ static_assert(CHUNK % K_BLOCK == 0 && V_CHUNKS * V_ROWS == KEYS && V_BLOCKS * V_
                   V_BLOCK % 1024 == 0,
               "chunks are whole boxes, and fit");
 
-/* Registers of a thread that loads, and of one that computes. */
+/* Registers of a thread that loads, and of a thread that computes. */
 #define PRODUCER_REGISTERS 72
 #define CONSUMER_REGISTERS 216
 static_assert(WARPGROUP * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <=

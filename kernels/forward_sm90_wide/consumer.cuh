@@ -1,13 +1,13 @@
 /*
- * A consumer: a warpgroup with 64 queries of the work tile, and half of the work on them; its peer in the other block
- * has the other half. For each key tile t it
+ * A consumer: a warpgroup with 64 queries of the work tile and half of the work on them. Its peer
+ * in the other block has the other half. For each key tile t it
  *
- *     issues S = Q K^T of tile t + 1, rescales the outputs, shares the weights of tile t, issues out += P V of tile t,
- *     finds and sends the max of S, weighs
+ *     issues S = Q K^T of tile t + 1, rescales the outputs, exchanges the weights of tile t,
+ *     issues out += P V of tile t, computes and sends the max of S, computes weights
  *
- * each while products that were issued before still run: what the peers send each other has the time of a whole
- * product for its way. Each chunk is released when the products of the next one have been issued and its own have
- * ended.
+ * Each step runs while products that were issued earlier still run, so the data that the peers
+ * exchange have the time of a whole product to arrive. A chunk is released when the products of the
+ * next chunk have been issued and its own have ended.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_WIDE_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_SM90_WIDE_CONSUMER_CUH
@@ -26,16 +26,16 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 
-/* By how many powers of two the max may grow beyond a row's base before outputs are rescaled. A largest weight
- * that is no power of two is rounded, which counts in peaked rows. */
+/* The max may exceed a row's base by this many powers of two before outputs are rescaled. A largest
+ * weight that is not a power of two is rounded, which matters in peaked rows. */
 #define SLACK 0.5f
 
-/* What a consumer carries from tile to tile. */
+/* The state that a consumer keeps from tile to tile. */
 typedef struct softmax_state {
     row_state rows;
-    float top[2];     /* the max over the block's keys, of the next tile to be weighed */
-    float rescale[2]; /* what the outputs of the tiles before it are to be multiplied by */
-    uint32_t number;  /* of the next tile whose weights are shared, through all work tiles */
+    float top[2];     /* the max over the block's keys of the next tile */
+    float rescale[2]; /* the factor of the outputs of the tiles before it */
+    uint32_t number;  /* of the next tile whose weights are exchanged, through all work tiles */
 } softmax_state;
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
@@ -53,8 +53,8 @@ FA_DEVICE void find_max(const pipeline *pipe, const cursor *at, const tile_limit
     send_rows(pipe->received->max[consumer], &pipe->state->max_full[consumer], state->top, leader);
 }
 
-/* Raises the bases to the tile's max over the keys of both blocks, which come to the same result. A row that has
- * seen no key keeps NO_KEY_SEEN. */
+/* Raises the bases to the tile's max over the keys of both blocks, which get the same result. A row
+ * that has seen no key keeps NO_KEY_SEEN. */
 FA_DEVICE void raise_common_bases(const pipeline *pipe, softmax_state *state, int consumer)
 {
     float of_peer[2];
@@ -71,7 +71,7 @@ FA_DEVICE void raise_common_bases(const pipeline *pipe, softmax_state *state, in
     }
 }
 
-/* Scores become weights, packed. */
+/* Replaces scores by packed weights. */
 FA_DEVICE void weigh_tile(const pipeline *pipe, const tile_limits *limits, float *s,
                           uint32_t *weights, softmax_state *state, int consumer)
 {
@@ -85,7 +85,8 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const tile_limits *limits, float
 
 /* ---- Products of a tile ---------------------------------------------------------------------- */
 
-/* Waits until the products of the chunk before the last one that was issued have ended, and releases it. */
+/* Waits until the products of the last chunk but one that was issued have ended, and releases this
+ * chunk. */
 FA_DEVICE void release_chunk_before(const pipeline *pipe, const cursor *at, int leader)
 {
     ptx_wgmma_wait(1);
@@ -108,7 +109,8 @@ FA_DEVICE void find_first_scores(const pipeline *pipe, cursor *at, float *s, int
     ptx_mbarrier_arrive_if(q_empty(pipe, at, consumer), leader && at->key_tiles == 1);
 }
 
-/* Before the values of a tile are issued: shares its weights, and makes the outputs fit its bases. */
+/* Before the values of a tile are issued: exchanges its weights, and rescales the outputs to its
+ * bases. */
 FA_DEVICE void begin_values(const pipeline *pipe, float *out, const uint32_t *weights,
                             softmax_state *state, int leader, int consumer)
 {
@@ -186,7 +188,7 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, const cursor *at, int consu
     state->rows.sum[0] = state->rows.sum[1] = 0;
 }
 
-/* Finds the sums of rows over the block's keys, when all tiles are weighed, and sends them to the peer. */
+/* Computes the sums of rows over the block's keys, after all tiles, and sends them to the peer. */
 FA_DEVICE void send_sums(const pipeline *pipe, softmax_state *state, int leader, int consumer)
 {
     float sum[2];
@@ -195,7 +197,7 @@ FA_DEVICE void send_sums(const pipeline *pipe, softmax_state *state, int leader,
     send_rows(pipe->received->sums[consumer], &pipe->state->sums_full[consumer], sum, leader);
 }
 
-/* Adds the peer's; one of the four lanes of a row has the whole sum. */
+/* Adds the peer's sums. One of the four lanes of a row gets the whole sum. */
 FA_DEVICE void add_peer_sums(const pipeline *pipe, int number, row_state *rows, int consumer)
 {
     float of_peer[2];

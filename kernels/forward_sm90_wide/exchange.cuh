@@ -1,7 +1,8 @@
 /*
- * What a consumer and its peer, the consumer of the same queries in the other block of the cluster, tell each other:
- * the max and the sum of rows, and weights. Data are sent to the same address in the peer's shared memory; the peer's
- * barrier counts their bytes, and the peer's own warps say how many they expect.
+ * The exchange between a consumer and its peer, the consumer of the same queries in the other block
+ * of the cluster: the max and the sum of rows, and weights. Data are sent to the same address in
+ * the peer's shared memory. The peer's barrier counts their bytes, and the peer's own warps set the
+ * number of bytes that they expect.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_WIDE_EXCHANGE_CUH
 #define FA_KERNELS_FORWARD_SM90_WIDE_EXCHANGE_CUH
@@ -16,11 +17,12 @@
 #include "ptx/store.cuh"
 #include "ptx/tma.cuh"
 
-/* A number for each of the thread's two rows; the four lanes that share a row have the same. */
+/* A number for each of the thread's two rows. The four lanes that share a row have the same
+ * number. */
 FA_DEVICE void send_rows(float *rows, uint64_t *full, const float x[2], int leader)
 {
     const int row = row_of(0, 0), peer = PEER_BLOCK;
-    __syncwarp(); /* no lane still waits for the phase before */
+    __syncwarp(); /* no lane still waits for the previous phase */
     if (leader) ptx_mbarrier_arrive_expect(full, 16 * (int)sizeof *rows);
     if (threadIdx.x % 4 != 0) return;
     ptx_store_to_peer(rows + row, full, peer, x[0]);
@@ -36,13 +38,13 @@ FA_DEVICE void receive_rows(const float *rows, uint64_t *full, int parity, float
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* Those of a consumer: 64 columns from each block of the cluster. */
+/* The weights of a consumer: 64 columns from each block of the cluster. */
 FA_DEVICE char *weights_buffer(const pipeline *pipe, int consumer)
 {
     return pipe->weights + consumer * P_BYTES;
 }
 
-/* The warp's 16 rows of 64 columns, laid out as wgmma reads them. */
+/* The warp's 16 rows of 64 columns, in the layout that wgmma reads. */
 FA_DEVICE void store_weights(char *to, const uint32_t *weights)
 {
     const int lane = threadIdx.x % 32;
@@ -52,11 +54,12 @@ FA_DEVICE void store_weights(char *to, const uint32_t *weights)
                         weights + 2 * j);
 }
 
-/* Stores the weights of the block's keys in both blocks. number: of tiles so far, through all work tiles. */
+/* Stores the weights of the block's keys in both blocks. number: of tiles so far, through all work
+ * tiles. */
 FA_DEVICE void share_weights(const pipeline *pipe, const uint32_t *weights, uint32_t number,
                              int leader, int consumer)
 {
-    const int bytes = 16 * 128; /* of a warp */
+    const int bytes = 16 * 128; /* of one warp */
     uint64_t *full = &pipe->state->weights_full[consumer];
     char *to = weights_buffer(pipe, consumer) + THIS_BLOCK * Q_BLOCK +
                (int)threadIdx.x % WARPGROUP / 32 * bytes;
@@ -69,7 +72,7 @@ FA_DEVICE void share_weights(const pipeline *pipe, const uint32_t *weights, uint
     ptx_copy_to_peer(to, full, PEER_BLOCK, bytes);
 }
 
-/* Tells both blocks that this one needs the weights no longer. */
+/* Tells both blocks that this one no longer needs the weights. */
 FA_DEVICE void release_weights(const pipeline *pipe, int leader, int consumer)
 {
     uint64_t *empty = &pipe->state->weights_empty[consumer];

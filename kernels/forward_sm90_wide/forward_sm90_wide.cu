@@ -1,22 +1,23 @@
 /*
- * Attention forward on Hopper's tensor cores for head dims of 257 to 512: float16 and bfloat16, float32 sums, masks
- * by position and lengths alone.
+ * Attention forward on Hopper's tensor cores for head dims of 257 to 512: float16 and bfloat16,
+ * float32 sums, only masks by position and lengths.
  *
- * Here the outputs of 64 queries do not fit into a warpgroup's registers. So two blocks, a cluster, share each work
- * tile of 128 queries, and each computes half of the columns of the outputs. Each computes the scores of half of a
- * tile's keys; they send each other the max of each row (exchange.cuh), so that both weigh by the same base, and
- * the weights, which are in shared memory. So a block loads half of the keys and half of the values' columns of
- * each tile, and nothing is computed twice.
+ * For these head dims the outputs of 64 queries do not fit into a warpgroup's registers. So the two
+ * blocks of a cluster share each work tile of 128 queries, and each computes half of the columns of
+ * the outputs. Each computes the scores of half of a tile's keys. They send each other the max of
+ * each row (exchange.cuh), so that both use the same base, and the weights, through shared memory.
+ * So a block loads half of the keys and half of the values' columns of each tile, and nothing is
+ * computed twice.
  *
- * The kernel is persistent, with the warp roles, scheduler and softmax of forward_sm90. Keys and values come in
- * chunks through one circular pipeline of STAGES stages (producer.cuh), for two whole tiles would not fit beside
- * the queries.
+ * The kernel is persistent, with the warp roles, scheduler and softmax of forward_sm90. Keys and
+ * values are loaded in chunks through one circular pipeline of STAGES stages (producer.cuh),
+ * because two whole tiles would not fit in addition to the queries.
  *
- *     producer     warp 0 loads keys and values, warp 1 queries, by TMA      producer.cuh
- *     scheduler    warp 2 describes the block's work tiles ahead             forward_sm90/scheduler.cuh
- *     consumers    two warpgroups of 64 queries each                         consumer.cuh
+ *     producer   warp 0 loads keys and values, warp 1 queries, by TMA   producer.cuh
+ *     scheduler  warp 2 describes the block's work tiles ahead          forward_sm90/scheduler.cuh
+ *     consumers  two warpgroups of 64 queries each                      consumer.cuh
  *
- * config.cuh says what the file is compiled with.
+ * config.cuh lists the compile-time parameters.
  */
 #include "forward_sm90_wide/config.cuh"
 #include "forward_sm90_wide/consumer.cuh"
@@ -46,7 +47,7 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
                            .queue = state.queue,
                            .state = &state};
     if (threadIdx.x == 0) init_barriers(&state);
-    ptx_cluster_sync(); /* the peer's barriers are there as well */
+    ptx_cluster_sync(); /* the peer's barriers are initialized as well */
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         if (threadIdx.x < 32 * (WARP_KEYS_AND_VALUES + 1)) produce_keys_and_values(&pipe, &p, &s);

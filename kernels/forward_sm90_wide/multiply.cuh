@@ -1,5 +1,6 @@
 /*
- * The products that a consumer issues, chunk by chunk: S = Q K^T of the block's keys, out += P V of its columns.
+ * The products that a consumer issues, chunk by chunk: S = Q K^T for the block's keys, out += P V
+ * for its columns.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_WIDE_MULTIPLY_CUH
 #define FA_KERNELS_FORWARD_SM90_WIDE_MULTIPLY_CUH
@@ -28,7 +29,8 @@ FA_DEVICE void issue_qk(const pipeline *pipe, float *s, int chunk, tile_count co
 {
     const uint32_t k = ptx_descriptor_low_in_cluster(chunk_buffer(pipe, count), 0);
     uint32_t q = ptx_descriptor_low_in_cluster(pipe->q + consumer * Q_BYTES, 0);
-    __asm__ volatile("" : "+r"(q)); /* or each step's descriptor would be kept in a register */
+    /* Otherwise each step's descriptor would be kept in a register. */
+    __asm__ volatile("" : "+r"(q));
     acquire_chunk(pipe, count);
     ptx_wgmma_fence();
 #pragma unroll

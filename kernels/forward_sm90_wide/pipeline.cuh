@@ -1,12 +1,13 @@
 /*
- * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the barriers.
+ * The state that the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains
+ * the barriers.
  *
- *     barriers                stages                    filled by                       released by
- *     entry_full, _empty      QUEUE_ENTRIES work tiles  scheduler warp                  producers, all consumers
- *     q_full, q_empty         1 for each consumer       TMA, query warp                 the consumer
- *     full, empty             STAGES chunks             TMA, key and value warp         all consumers
- *     weights_full, _empty    1 for each consumer       the consumer and its peer       both of them
- *     max_full, sums_full     1 for each consumer       the peer                        (see exchange.cuh)
+ *     barriers              stages                    filled by            released by
+ *     entry_full, _empty    QUEUE_ENTRIES work tiles  scheduler warp       producers, consumers
+ *     q_full, q_empty       1 for each consumer       TMA, query warp      the consumer
+ *     full, empty           STAGES chunks             TMA, key/value warp  all consumers
+ *     weights_full, _empty  1 for each consumer       consumer and peer    both of them
+ *     max_full, sums_full   1 for each consumer       the peer             (see exchange.cuh)
  */
 #ifndef FA_KERNELS_FORWARD_SM90_WIDE_PIPELINE_CUH
 #define FA_KERNELS_FORWARD_SM90_WIDE_PIPELINE_CUH
@@ -31,7 +32,7 @@ typedef struct shared_state {
     uint64_t weights_full[CONSUMERS], weights_empty[CONSUMERS];
 } shared_state;
 
-/* Of rows, from the peer. */
+/* Numbers of rows, from the peer. */
 typedef struct received_rows {
     float max[CONSUMERS][ROWS], sums[CONSUMERS][ROWS];
 } received_rows;

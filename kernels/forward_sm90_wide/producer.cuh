@@ -1,6 +1,6 @@
 /*
- * The producer warps: one loads the chunks of keys and values, in the order in which consumers need them, and one
- * the queries.
+ * The producer warps: one loads the chunks of keys and values, in the order in which consumers need
+ * them, and one loads the queries.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_WIDE_PRODUCER_CUH
 #define FA_KERNELS_FORWARD_SM90_WIDE_PRODUCER_CUH
@@ -22,8 +22,8 @@ FA_DEVICE char *chunk_buffer(const pipeline *pipe, tile_count count)
     return pipe->chunks + stage_of(count) * CHUNK;
 }
 
-/* What is the same for all chunks of a work tile, computed once: issuing a chunk is to take less time than its
- * products. */
+/* The common numbers of all chunks of a work tile. They are computed once, because issuing a chunk
+ * must take less time than its products. */
 typedef struct source {
     const work_tile *w;
     int start_k, head_k, head_v, block_k, block_v; /* coordinates of the tensor maps */
@@ -55,7 +55,7 @@ FA_DEVICE void wait_for_empty_stage(const pipeline *pipe, tile_count count)
     ptx_mbarrier_wait(&pipe->state->empty[stage_of(count)], parity_of(count) ^ 1);
 }
 
-/* The block's half of a tile's keys; a chunk is one or more blocks of columns. */
+/* Loads the block's half of a tile's keys. A chunk is one or more blocks of columns. */
 FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
                              const fa_sm90_params *s, const source *from, int tile,
                              tile_count *count)
@@ -84,7 +84,7 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
     }
 }
 
-/* The block's columns of a tile's values; a chunk is V_ROWS rows. */
+/* Loads the block's columns of a tile's values. A chunk is V_ROWS rows. */
 FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *p,
                                const fa_sm90_params *s, const source *from, int tile,
                                tile_count *count, int *cleared)
@@ -116,7 +116,7 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
     }
 }
 
-/* The keys of each tile come before the values of the one before. */
+/* The keys of each tile come before the values of the previous tile. */
 FA_DEVICE void produce_keys_and_values(const pipeline *pipe, const fa_attention_params *p,
                                        const fa_sm90_params *s)
 {

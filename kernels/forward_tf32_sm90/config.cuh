@@ -1,13 +1,13 @@
 /*
- * What forward_tf32_sm90 is compiled with, and the sizes that follow from it. It replaces
- * forward_sm90/config.cuh, and is included before any part of forward_sm90. A row of
+ * The compile-time parameters of forward_tf32_sm90, and sizes that follow from them. This file
+ * replaces forward_sm90/config.cuh, and is included before any part of forward_sm90. A row of
  * kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_TF32: float32 in memory, rounded to tf32 for products
  *     HEAD_DIM   the widest head dim of queries and keys, a multiple of 32
  *     VALUE_DIM  that of values: the same
- *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be there or
- *                not; 0: masks by position and lengths alone
+ *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be
+ *                present or not; 0: only masks by position and lengths
  *     CLUSTER    1
  *     CONSUMERS  warpgroups that compute, 64 queries each
  *     KEYS       of a key tile, a multiple of 32
@@ -61,9 +61,9 @@ static_assert(HEAD_DIM % 32 == 0 && KEYS % 32 == 0, "tiles are whole boxes");
 static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 
 #define FIRST_COLUMN 0     /* of the outputs that a block computes */
-#define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
+#define FRAGMENT_KEYS KEYS /* keys of a tile for which a block computes scores */
 
-/* What parts of forward_sm90 ask for (forward_sm90/config.cuh). */
+/* Macros that parts of forward_sm90 need (forward_sm90/config.cuh). */
 #define HIDES_VALUES (OPTIONS & FA_SM90_BY_ROWS)
 #define NATURAL_BASES (OPTIONS != 0) /* forward_sm90/float32_options.cuh */
 #define RECOMPUTES_LSE 0
@@ -74,7 +74,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define BALANCED 0
 #define SINGLE_TILES 0
 
-/* Accumulators of the outputs in a thread. */
+/* Registers of a thread for accumulators of the outputs. */
 #define OUTPUTS (VALUE_DIM / 2)
 
 enum {
@@ -83,15 +83,15 @@ enum {
     THREADS = FA_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
     ROWS = 64, /* queries of a consumer */
-    /* A row of shared memory has 128 bytes, which the swizzle spans: 32 floats. */
+    /* A row of shared memory has 128 bytes, the span of the swizzle: 32 floats. */
     BLOCK_COLUMNS = 32,
     K_BLOCKS = HEAD_DIM / BLOCK_COLUMNS,
     V_BLOCKS = VALUE_DIM / BLOCK_COLUMNS,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
     K_BLOCK = KEYS * 128,
-    /* Values are in boxes of 32 keys by 32 columns, first by keys, then by columns. Transposed, a
-     * box is 32 rows of one column and 32 keys each, so that the boxes of the same keys are an
-     * operand of VALUE_DIM rows. */
+    /* Values are in boxes of 32 keys by 32 columns, ordered first by keys, then by columns. A
+     * transposed box has 32 rows, of one column and 32 keys each, so that the boxes of the same
+     * keys are an operand of VALUE_DIM rows. */
     BOX_BYTES = 32 * 128,
     V_BLOCK = V_BLOCKS * BOX_BYTES, /* bytes of 32 keys' values */
     Q_BYTES = K_BLOCKS * Q_BLOCK,
@@ -102,7 +102,7 @@ enum {
     TASK_END = -2
 };
 
-/* Registers of a thread that loads, and of one that computes. */
+/* Registers of a thread that loads, and of a thread that computes. */
 #if CONSUMERS == 3
 #define PRODUCER_REGISTERS 32
 #define CONSUMER_REGISTERS 160

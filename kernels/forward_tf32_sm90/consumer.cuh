@@ -4,8 +4,8 @@
  *     issues S = Q K^T of tile t and out += P V of tile t - 1, waits for S, computes its softmax
  *     in place, waits for P V, rounds the weights into P
  *
- * as forward_sm90's does. All key tiles track the max: tf32 products are half as fast as those of
- * 16 bits, and the softmax is hidden under those of the other consumers.
+ * as forward_sm90 does. All key tiles track the max: tf32 products are half as fast as 16-bit ones,
+ * and the softmax overlaps with the products of the other consumers.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_CONSUMER_CUH
@@ -33,10 +33,10 @@ typedef struct consumer_state {
     float out[OUTPUTS], scores[KEYS / 2];
     uint32_t weights[KEYS / 2];
     row_state rows;
-    float rescale[2]; /* by which the outputs of the tiles before are to be multiplied */
+    float rescale[2]; /* the factor of the previous tiles' outputs */
 #if OPTIONS
     float factor;   /* of scores: score_factor */
-    bool recompute; /* whether rows are to be computed again */
+    bool recompute; /* whether rows must be recomputed */
 #endif
     tile_limits limits;
     cursor at;
@@ -65,7 +65,7 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
 
 #if OPTIONS
 
-/* Scores become weights. */
+/* Replaces scores by weights. */
 FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
     const int tile = c->at.tile;
@@ -79,8 +79,8 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
     if (p->dropout_threshold) drop_weights_of_rows(p, w, c->scores, tile, c->number);
 }
 
-/* Whether outputs of the warp are not finite: a value that is not, whose key an option hides, makes
- * NaN of them. */
+/* Whether outputs of the warp are not finite: they become NaN if an option hides a key whose value
+ * is not finite. */
 FA_DEVICE bool has_bad_outputs(const work_tile *w, const consumer_state *c)
 {
     float seen[2] = {0, 0};
@@ -91,7 +91,7 @@ FA_DEVICE bool has_bad_outputs(const work_tile *w, const consumer_state *c)
     return __any_sync(0xffffffff, found);
 }
 
-/* What is to be done at the end of a work tile. */
+/* What must be done at the end of a work tile. */
 FA_DEVICE void finish_rows(const pipeline *pipe, consumer_state *c)
 {
     float sum[2];
@@ -103,7 +103,7 @@ FA_DEVICE void finish_rows(const pipeline *pipe, consumer_state *c)
 
 #else
 
-/* Scores become weights. */
+/* Replaces scores by weights. */
 FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
     (void)p;
@@ -120,8 +120,8 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
 
 #endif
 
-/* Weights become the A operand. Of 8 keys a thread has the weights of keys 2t and 2t + 1, of row g
- * and then of row g + 8. */
+/* Rounds weights into the A operand. Of 8 keys a thread has the weights of keys 2t and 2t + 1, of
+ * row g and then of row g + 8. */
 FA_DEVICE void round_weights(consumer_state *c)
 {
 #pragma unroll
@@ -149,7 +149,7 @@ FA_DEVICE void do_first_tile(const pipeline *pipe, const fa_attention_params *p,
     round_weights(c);
 }
 
-/* The scores of a key tile, and the values of the one before. */
+/* The scores of a key tile, and the values of the previous one. */
 FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
     const tile_count keys = number_of_keys(c->at.count, c->at.tile), values = keys + 1;
@@ -212,7 +212,7 @@ FA_DEVICE void do_key_tiles(const pipeline *pipe, const fa_attention_params *p, 
 {
     do_first_tile(pipe, p, c);
     for (c->at.tile = 1; c->at.tile < c->at.needed; c->at.tile++) do_tile(pipe, p, c);
-    /* The values of its last tile come behind the keys of a tile that it does not need. */
+    /* The values of its last tile come after the keys of a tile that it does not need. */
     if (c->at.needed < c->at.key_tiles)
         skip_tile(pipe, c, number_of_keys(c->at.count, c->at.needed));
     add_last_values(pipe, c);

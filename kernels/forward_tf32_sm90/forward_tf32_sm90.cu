@@ -1,17 +1,17 @@
 /*
- * Attention forward on Hopper's tensor cores for float32: operands are rounded to tf32, sums are
+ * Attention forward on Hopper's tensor cores for float32. Operands are rounded to tf32; sums are
  * float32.
  *
- * The kernel is persistent, with the scheduler and softmax of forward_sm90. In tf32 wgmma drops the
- * last 13 bits of a float32 number, and reads both operands along their rows. So TMA rounds what it
- * loads, by the type of the tensor maps, and between the loads and the products three warps, the
- * transposers, transpose the values in place.
+ * The kernel is persistent, with the scheduler and softmax of forward_sm90. In tf32, wgmma ignores
+ * the last 13 bits of a float32 number, and reads both operands along their rows. So TMA rounds
+ * what it loads, by the type of the tensor maps. Between the loads and the products three warps,
+ * the transposers, transpose the values in place.
  *
  *   load warp     warp 0: describes work tiles, loads by TMA  producer.cuh
  *   transposers   warps 1 to 3                                transpose.cuh
  *   consumers     warpgroups of 64 queries each               consumer.cuh, multiply.cuh, store.cuh
  *
- * config.cuh says what the file is compiled with.
+ * config.cuh lists the compile-time parameters.
  */
 #include "forward_tf32_sm90/config.cuh"
 #include "forward_tf32_sm90/pipeline.cuh"

@@ -1,8 +1,8 @@
 /*
- * What follows from the numbers of a variant of forward_tf32_sm90. Its second parameter is
- * forward_sm90's. Shared by the kernel and the planner.
+ * Sizes that follow from the numbers of a variant of forward_tf32_sm90. Its second parameter is
+ * that of forward_sm90. The kernel and the planner share this file.
  *
- * The numbers are those of kernels/variants.h:
+ * Numbers of kernels/variants.h:
  *
  *   head_dim, value_dim  the same multiple of 32
  *   consumers            warpgroups that compute, 64 queries each; one more loads, rounds and

@@ -1,10 +1,10 @@
 /*
- * The products that a consumer issues: S = Q K^T, and out += P V of the tile before.
+ * The products that a consumer issues: S = Q K^T, and out += P V of the previous tile.
  *
- * In tf32 wgmma wants both operands along their rows, so V is transposed. P comes from registers:
- * of 8 keys a thread has the weights 2t and 2t + 1 of a row, and the A operand wants t and t + 4.
- * So the products' keys 0 to 3 are the tile's 0, 2, 4, 6, and 4 to 7 its 1, 3, 5, 7: the
- * transposers write V in this order.
+ * In tf32, wgmma reads both operands along their rows, so V is transposed. P comes from registers:
+ * of 8 keys a thread has the weights 2t and 2t + 1 of a row, but the A operand needs t and t + 4.
+ * So the products' keys 0 to 3 are keys 0, 2, 4, 6 of the tile, and 4 to 7 are its keys 1, 3, 5, 7.
+ * The transposers write V in this order.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_MULTIPLY_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_MULTIPLY_CUH
@@ -21,7 +21,7 @@ FA_DEVICE uint32_t tile_descriptor(const pipeline *pipe, tile_count number)
     return pipe->descriptor + stage_of(number) * (TILE_BYTES / 16);
 }
 
-/* Waits until a tile of keys or values is there. */
+/* Waits until a tile of keys or values has arrived. */
 FA_DEVICE void acquire_tile(const pipeline *pipe, tile_count number)
 {
     ptx_mbarrier_wait(&pipe->state->full[stage_of(number)], parity_of(number));
@@ -55,7 +55,7 @@ FA_DEVICE void issue_pv(float *out, const uint32_t *p, uint32_t v, int accumulat
     ptx_wgmma_commit();
 }
 
-/* As ptx_register_fence, for the weights, which the product with values has been reading. */
+/* Like ptx_register_fence, for the weights, which the product with values has been reading. */
 FA_DEVICE void fence_weights(uint32_t *weights)
 {
 #pragma unroll

@@ -1,6 +1,6 @@
 /*
- * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the
- * barriers.
+ * The state that the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains
+ * the barriers.
  *
  *     barriers              stages                     filled by          released by
  *     entry_full, _empty    QUEUE_ENTRIES work tiles   load warp          all warps
@@ -9,10 +9,11 @@
  *     loaded                as many tiles of values    TMA, load warp
  *
  * Tiles of keys and values take the stages in turn, in the order in which consumers need them: the
- * keys of each tile before the values of the one before. Keys are full when they are loaded, values
- * when the transposers are done. The transposers wait for tiles of values alone, which have barriers
- * of their own in turn, whatever their stages: a warp that does not wait for each phase of a barrier
- * would take the phase two before for the one that it needs.
+ * keys of each tile come before the values of the previous tile. The full barrier of keys completes
+ * when they have been loaded, that of values when the transposers have finished. The transposers
+ * wait only for tiles of values, which have their own barriers in turn, whatever their stages are.
+ * A warp that did not wait for each phase of a barrier could mistake an earlier phase for the one
+ * that it needs.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
@@ -40,9 +41,9 @@ typedef struct pipeline {
     shared_state *state;
 } pipeline;
 
-/* Tiles of keys and of values are numbered through all work tiles. The numbers of key tile `tile`
- * of a work tile. first: the number of the work tile's first keys; tiles: how many key tiles it
- * has. */
+/* Tiles of keys and of values are numbered through all work tiles. These are the numbers of key
+ * tile `tile` of a work tile. first: the number of the work tile's first keys; tiles: how many key
+ * tiles it has. */
 FA_DEVICE uint32_t number_of_keys(uint32_t first, int tile)
 {
     return first + (uint32_t)max(2 * tile - 1, 0);

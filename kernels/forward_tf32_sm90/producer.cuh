@@ -1,6 +1,6 @@
 /*
- * The load warp: describes the block's work tiles ahead, and brings queries, keys and values to
- * shared memory by TMA, in the order in which they are needed.
+ * The load warp: describes the block's work tiles ahead, and loads queries, keys and values by TMA,
+ * in the order in which they are needed.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_PRODUCER_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_PRODUCER_CUH
@@ -16,8 +16,8 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* What all tiles of a work tile have in common, computed once, so that issuing a tile's loads takes
- * less time than its products. */
+/* The common numbers of all tiles of a work tile. They are computed once, so that issuing a tile's
+ * loads takes less time than its products. */
 typedef struct source {
     const fa_tile *tile;
     int start_k, head_k, head_v, block_k, block_v; /* coordinates of the tensor maps */
@@ -44,15 +44,15 @@ FA_DEVICE char *acquire_stage(const pipeline *pipe, tile_count number)
     return pipe->tiles + stage * TILE_BYTES;
 }
 
-/* Says to the barrier `full` of a tile of keys that it waits for the loads alone: a tile of values
- * has an arrival of each transposer. */
+/* Arrives at the barrier `full` of a tile of keys in place of the transposers, because keys only
+ * wait for their loads: at that of a tile of values, each transposer arrives. */
 FA_DEVICE void stand_for_transposers(uint64_t *full)
 {
 #pragma unroll
     for (int i = 1; i < TRANSPOSERS; i++) ptx_mbarrier_arrive_if(full, threadIdx.x % 32 == 0);
 }
 
-/* key: the tile's first, counted from the sequence's first. */
+/* key: the tile's first key, counted from the sequence's first key. */
 FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
                              const fa_sm90_params *s, const source *from, int key,
                              tile_count number)
@@ -75,7 +75,8 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
                         from->start_k + key, from->head_k, from->block_k);
 }
 
-/* Values come in boxes of 32 keys (config.cuh). values: how many tiles of values were before. */
+/* Values are loaded in boxes of 32 keys (config.cuh). values: the number of tiles of values before
+ * this one. */
 FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *p,
                                const fa_sm90_params *s, const source *from, int key,
                                tile_count number, tile_count values)
@@ -109,7 +110,7 @@ FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, cons
     schedule_state schedule = {(int)threadIdx.x % 32, 0, true};
     tile_count count = 0, values = 0;
     for (int number = 0;; number++) {
-        /* One work tile ahead, so that the other warps never wait for a description. */
+        /* One work tile ahead, so that the other warps do not wait for a description. */
         while (schedule.more && schedule.number <= number + 1) describe_next(pipe, p, s, &schedule);
         const work_tile *w = acquire_work_tile(pipe, number);
         const int tiles = w->key_tiles;

@@ -11,15 +11,16 @@
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/store.cuh"
 
-/* Two neighbours of a row's outputs, times its factor. A factor of 0 makes 0, whatever they are. */
+/* Two adjacent outputs of a row, times its factor. If the factor is 0 the result is 0, whatever the
+ * outputs are. */
 FA_DEVICE uint2 finish_outputs(const float *x, float factor)
 {
     if (factor == 0.0f) return make_uint2(0, 0);
     return make_uint2(__float_as_uint(x[0] * factor), __float_as_uint(x[1] * factor));
 }
 
-/* The thread's part of row r: four lanes store 32 bytes together. row: from the block's first column
- * on, and so many columns of it. */
+/* The thread's part of row r: four lanes store 32 contiguous bytes. row: its first element in the
+ * block's columns; columns: their number. */
 FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, float factor,
                          float *row, int columns)
 {
@@ -40,7 +41,7 @@ FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, 
     }
 }
 
-/* Stores a consumer's outputs and log-sum-exp; zeros and -infinity in rows of no query. */
+/* Stores a consumer's outputs and log-sum-exp; zeros and -infinity in rows without a query. */
 FA_DEVICE void store_outputs(const fa_attention_params *p, const work_tile *w,
                              const row_state *rows, const float *out, int consumer)
 {

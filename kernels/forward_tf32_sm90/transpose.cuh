@@ -3,9 +3,9 @@
  *
  * A box of values is 32 keys by 32 columns, 4 KiB in TMA's swizzle. A warp reads half of it into
  * registers and writes it back transposed, to the same addresses. Then row c has the values of
- * column c, with the keys in the order in which products take them (multiply.cuh). For ldmatrix 16
- * bytes are a row of a matrix, of which a lane gets 4 bytes. So four matrices give a lane four keys
- * of its column: 16 bytes of the transposed row. Neither reading nor writing has a bank conflict.
+ * column c, with the keys in the order that products need (multiply.cuh). For ldmatrix, 16 bytes
+ * are a row of a matrix, and each lane gets 4 bytes of it. So four matrices give a lane four keys
+ * of its column: 16 bytes of the transposed row. Neither reads nor writes have bank conflicts.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_TRANSPOSE_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_TRANSPOSE_CUH
@@ -22,11 +22,10 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/shared.cuh"
 
-/* Transposes two quarters of a box: those on its diagonal, or the two others, which change
- * places. Of each 8 keys and 16 columns, lanes 0 to 15 get keys 0, 2, 4, 6 of a column each, and
- * lanes 16 to 31 keys 5, 7, 1, 3, in this order. So a matrix has a key for each half of the warp,
- * and these two keys are in different banks. clears: keys outside [from, to) of the box become
- * 0. */
+/* Transposes two quarters of a box: those on its diagonal, or the other two, which change places.
+ * Of each 8 keys and 16 columns, lanes 0 to 15 get keys 0, 2, 4, 6 of a column each, and lanes 16
+ * to 31 keys 5, 7, 1, 3, in this order. So a matrix has a key for each half of the warp, and these
+ * two keys are in different banks. clears: keys outside [from, to) of the box are set to 0. */
 FA_DEVICE void transpose_quarters(uint32_t box, bool diagonal, bool clears, int from, int to)
 {
     const int lane = threadIdx.x % 32, odd = lane / 16;
@@ -39,7 +38,7 @@ FA_DEVICE void transpose_quarters(uint32_t box, bool diagonal, bool clears, int 
         const int columns = diagonal ? b / 2 : 1 - b / 2;
         ptx_ldmatrix_x4(x[b], (source ^ (uint32_t)(64 * columns)) + 1024 * b);
     }
-    __syncwarp(); /* both quarters are in registers */
+    __syncwarp(); /* both quarters have been read into registers */
 #pragma unroll
     for (int b = 0; b < 4; b++) {
         const int columns = diagonal ? b / 2 : 1 - b / 2;
@@ -56,7 +55,8 @@ FA_DEVICE void transpose_quarters(uint32_t box, bool diagonal, bool clears, int 
     }
 }
 
-/* Keys outside [from, to) of the box become 0: no query may see them, and they may hold NaN. */
+/* Keys outside [from, to) of the box are set to 0, because no query may see them and they may hold
+ * NaN. */
 FA_DEVICE void transpose_box(uint32_t box, int from, int to)
 {
     if (from <= 0 && to >= 32) {
@@ -68,7 +68,7 @@ FA_DEVICE void transpose_box(uint32_t box, int from, int to)
     }
 }
 
-/* Makes what the warp has stored visible to products. For the whole warp. */
+/* Makes the warp's stores visible to products. Executed by the whole warp. */
 FA_DEVICE void fill_stage(uint64_t *full)
 {
     ptx_fence_proxy_async();
@@ -76,15 +76,15 @@ FA_DEVICE void fill_stage(uint64_t *full)
     ptx_mbarrier_arrive_if(full, threadIdx.x % 32 == 0);
 }
 
-/* A transposer's first box of a tile. It changes from tile to tile, because the number of a
- * tile's boxes is no multiple of 3. */
+/* A transposer's first box of a tile. It differs from tile to tile, because the number of a tile's
+ * boxes is not a multiple of 3. */
 FA_DEVICE int first_box(tile_count values, int transposer)
 {
     return (int)((values + (uint32_t)transposer) % TRANSPOSERS);
 }
 
-/* from, to: the keys of the tile that some query of the sequence may see. values: how many tiles of
- * values were before. */
+/* from, to: the keys of the tile that some query of the sequence may see. values: the number of
+ * tiles of values before this one. */
 FA_DEVICE void transpose_tile(const pipeline *pipe, int from, int to, tile_count number,
                               tile_count values, int transposer)
 {

@@ -2,9 +2,8 @@
  * Attention weights of chosen rows on the plain FMA units, in float32, with every option of the
  * API, for every architecture and head dim.
  *
- * A block computes 64 rows of one batch item and head. It walks over the keys twice: first for each row's max and
- * sum,
- * then for the weights, which need both.
+ * A block computes 64 rows of one batch item and head. It loops over the keys twice: first for each
+ * row's max and sum, then for the weights, which need both.
  */
 #define CHAIN_STEPS 1
 #include "common/pass_tiles.cuh"
@@ -12,8 +11,8 @@
 #include "common/softmax.cuh"
 #include "weights_simt/weights_simt.h"
 
-/* What is known of a tile's rows: their queries, n_q where there is none, and the keys that each of
- * them may see. */
+/* Numbers of a tile's rows: their queries, n_q if there is none, and the keys that each of them may
+ * see. */
 typedef struct fa_chosen {
     int64_t query[OWN], low[OWN], high[OWN];
 } fa_chosen;
@@ -21,7 +20,7 @@ typedef struct fa_chosen {
 /* A thread's rows. */
 typedef struct fa_state {
     float max[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
-    float rest[ROWS];           /* what rounding has taken from it */
+    float rest[ROWS];           /* its rounding error */
 } fa_state;
 
 FA_DEVICE void choose_rows(const fa_weights_params *p, const fa_tile *t, fa_chosen *chosen)
@@ -38,7 +37,7 @@ FA_DEVICE void choose_rows(const fa_weights_params *p, const fa_tile *t, fa_chos
     chosen->high[threadIdx.x] = visible.hi;
 }
 
-/* The keys that some of the rows may see. The rows may stand in any order. */
+/* The keys that some of the rows may see. The rows may be in any order. */
 FA_DEVICE fa_range find_keys(const fa_chosen *chosen)
 {
     fa_range all = {INT64_MAX, 0};
@@ -53,8 +52,8 @@ FA_DEVICE fa_range find_keys(const fa_chosen *chosen)
 
 /* ---- Logits ---------------------------------------------------------------------------------- */
 
-/* A tile's logits go to shared->weights; -infinity for keys that are not seen. A thread accesses its own
- * elements only. */
+/* Stores a tile's logits in shared->weights; -infinity for keys that are not seen. A thread
+ * accesses only its own elements. */
 FA_DEVICE void make_logits(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
                            const fa_chosen *chosen, fa_range keys, int64_t start)
 {
@@ -112,7 +111,7 @@ FA_DEVICE void add_logits(const fa_shared *shared, fa_state *state)
     }
 }
 
-/* Sums become factors of the weights; 0 for rows that see nothing, which then have none. */
+/* Replaces sums by factors of the weights; 0 for rows that see nothing, and so have no weights. */
 FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, fa_state *state)
 {
     const float sink = p->sinks ? p->sinks[t->head] : -INFINITY;
@@ -126,7 +125,7 @@ FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, fa_state *
 
 /* ---- Second loop: weights -------------------------------------------------------------------- */
 
-/* Logits become weights; 0 where nothing is seen, whatever the row. */
+/* Replaces logits by weights; 0 if nothing is seen, whatever the row holds. */
 FA_DEVICE void make_weights(const fa_shared *shared, const fa_state *state)
 {
     float *mine = shared->weights + row_of(0) * PITCH + across();
@@ -150,7 +149,7 @@ FA_DEVICE void clear_weights(const fa_shared *shared)
         for (int c = 0; c < COLUMNS; c++) mine[r * DOWN * PITCH + c * ACROSS] = 0.0f;
 }
 
-/* Columns start .. of the tile's rows, whole lines at a time. */
+/* Stores columns from `start` on of the tile's rows, whole lines at a time. */
 FA_DEVICE void store(const fa_weights_params *p, const fa_tile *t, const fa_shared *shared,
                      int64_t start)
 {
@@ -198,7 +197,7 @@ FA_DEVICE void find_rows(const fa_weights_params *p, int64_t task, fa_tile *t)
 {
     const int64_t outer = task / p->a.tiles;
     fa_locate_sequence(&p->a, outer / p->a.heads_q, outer % p->a.heads_q, t);
-    t->first = task % p->a.tiles * OWN; /* of the chosen rows, which are no queries */
+    t->first = task % p->a.tiles * OWN; /* among the chosen rows, which are not queries */
 }
 
 FA_KERNEL __launch_bounds__(THREADS, 4) weights_simt(const __grid_constant__ fa_weights_params p)

@@ -1,5 +1,5 @@
 /*
- * What weights_simt is told. Shared by the kernel and the planner.
+ * The parameters of weights_simt, shared by the kernel and the planner.
  */
 #ifndef FA_KERNEL_WEIGHTS_SIMT_H
 #define FA_KERNEL_WEIGHTS_SIMT_H

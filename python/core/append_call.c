@@ -5,7 +5,8 @@
 /* The positions of the arguments. */
 enum { K_NEW, V_NEW, K_CACHE, V_CACHE, LAYOUT, ARGUMENT_COUNT };
 
-/* What an option is, and where it goes: the offset of a field of fa_append_options, a flag, or a tensor's number. */
+/* The kind of an option, and where its value is stored: the offset of a field of fa_append_options,
+ * a flag, or a tensor's number. */
 typedef enum option_kind {
     INTS,
     WRITTEN,
@@ -52,7 +53,7 @@ static const option options[] = {
 };
 enum { OPTION_COUNT = sizeof options / sizeof options[0], TENSOR_COUNT = 6 };
 
-/* One call with all that it reads. */
+/* One call with everything that it reads. */
 typedef struct append_call {
     call c;
     fa_tensor k_new, v_new, k_cache, v_cache, tensors[TENSOR_COUNT];
@@ -151,7 +152,8 @@ static int read_option(append_call *a, const option *o, PyObject *value)
     }
 }
 
-/* In the order of the table: flags, then what says how many sequences there are. */
+/* In the order of the table: flags first, then the options that determine the number of
+ * sequences. */
 static int read_options(append_call *a, PyObject *const *values, PyObject *names)
 {
     PyObject *given[OPTION_COUNT] = {NULL};

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Made once, when the module is imported. */
+/* Created once, when the module is imported. */
 static PyObject *numpy_array_type, *numpy_masked_type, *numpy_empty;
 static PyObject *no_arguments;
 static PyObject *versioned_keywords; /* {"max_version": (1, 0)} */
@@ -79,7 +79,7 @@ bool array_is_contiguous(const array *a, int from)
 
 void array_release(array *a) { Py_CLEAR(a->owner); }
 
-/* ---- Where an array lies --------------------------------------------------------------------- */
+/* ---- Where an array is ----------------------------------------------------------------------- */
 
 static const char *place_text(bool cuda, int32_t id, char text[24])
 {
@@ -88,7 +88,7 @@ static const char *place_text(bool cuda, int32_t id, char text[24])
     return text;
 }
 
-/* The first array of a call decides for all. */
+/* The first array of a call determines the location of all others. */
 static int check_location(const char *name, DLDevice device, location *where)
 {
     char here[24], there[24];
@@ -113,7 +113,7 @@ static int check_location(const char *name, DLDevice device, location *where)
     return -1;
 }
 
-/* ---- From DLPack's view to ours -------------------------------------------------------------- */
+/* ---- From DLPack's structures to array ------------------------------------------------------- */
 
 static int read_view(array *a, const DLTensor *t, location *where)
 {
@@ -132,7 +132,7 @@ static int read_view(array *a, const DLTensor *t, location *where)
         a->stride[axis] = t->strides ? t->strides[axis] : step;
         step *= t->shape[axis];
     }
-    /* The library would take an option without an address for one that is not given. */
+    /* The library would treat an option without an address as not given. */
     if (a->data || array_count(a) == 0) return 0;
     PyErr_Format(PyExc_ValueError, "%s of shape %s has no memory: expected an array with data",
                  a->name, array_shape_text(a).text);
@@ -152,7 +152,8 @@ static bool has_foreign_bytes(PyObject *object)
     return foreign;
 }
 
-/* PyTorch's errors go on with where in its sources they come from. A new reference, or NULL. */
+/* The first line of an error. PyTorch's errors continue with their place in its source code. A new
+ * reference, or NULL. */
 static PyObject *first_line(PyObject *error)
 {
     PyObject *text = PyObject_Str(error);
@@ -165,7 +166,8 @@ static PyObject *first_line(PyObject *error)
     return line;
 }
 
-/* An array's own library says why it does not hand it out, but not which argument it is. */
+/* The library of an array explains why it does not export the array, but does not name the
+ * argument. */
 static void name_error(const char *name, PyObject *object)
 {
     PyObject *type, *value, *trace;
@@ -188,7 +190,7 @@ static void name_error(const char *name, PyObject *object)
     Py_XDECREF(trace);
 }
 
-/* ---- By the exchange table: no Python object is made ----------------------------------------- */
+/* ---- By the exchange table: creates no Python object ----------------------------------------- */
 
 /* The table of a type, or NULL without an error. */
 static const DLPackExchangeAPI *ask_for_exchange(PyTypeObject *type)
@@ -196,7 +198,7 @@ static const DLPackExchangeAPI *ask_for_exchange(PyTypeObject *type)
     PyObject *capsule = PyObject_GetAttr((PyObject *)type, name_exchange);
     const DLPackExchangeAPI *api = NULL;
     if (capsule) api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    /* The type holds the capsule, and the table lives as long as the process. */
+    /* The type holds a reference to the capsule, and the table lives as long as the process. */
     Py_XDECREF(capsule);
     if (!api) PyErr_Clear();
     if (api && (api->header.version.major != 1 || !api->dltensor_from_py_object_no_sync))
@@ -215,7 +217,7 @@ void array_keep_type(PyObject *type)
     kept_type = (PyTypeObject *)type;
 }
 
-/* Most calls have arrays of one type, which an array that was read before keeps alive. */
+/* Most calls have arrays of a single type. An array that has been read keeps its type alive. */
 static const DLPackExchangeAPI *find_exchange(PyObject *object, location *where)
 {
     if (Py_TYPE(object) == kept_type) return kept_exchange;
@@ -261,7 +263,7 @@ typedef struct numpy_view {
 
 enum { NUMPY_NATIVE_BYTES = 0x200, NUMPY_WRITEABLE = 0x400 };
 
-/* False: a type of element that has another way in, or none. */
+/* False: an element type that must be read in another way, or not at all. */
 static bool numpy_dtype(const numpy_view *n, DLDataType *dtype)
 {
     static const struct {
@@ -276,7 +278,7 @@ static bool numpy_dtype(const numpy_view *n, DLDataType *dtype)
     return false;
 }
 
-/* False without an error: this array must be read by DLPack, which also words what is wrong. */
+/* False without an error: this array must be read by DLPack, which also explains errors. */
 static bool copy_numpy_view(array *a, const numpy_view *n)
 {
     if (n->two != 2 || n->axes < 0 || n->axes > AXES_MAX || !numpy_dtype(n, &a->dtype))
@@ -389,7 +391,7 @@ static PyObject *get_capsule(const char *name, PyObject *object, location *where
     }
     PyObject *capsule = NULL;
     DLDevice device = {kDLCPU, 0};
-    /* NumPy's arrays lie in host memory: no need to ask. */
+    /* NumPy's arrays are in host memory, so their device need not be queried. */
     bool known = array_is_numpy(object);
     if (known || get_device(object, &device) == 0) {
         bool cuda = device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
@@ -404,7 +406,7 @@ static PyObject *get_capsule(const char *name, PyObject *object, location *where
     return capsule;
 }
 
-/* The capsule keeps its name, so that its own destructor frees what it holds when we drop it. */
+/* The capsule keeps its name, so that its own destructor frees its contents when we release it. */
 static int read_capsule(array *a, PyObject *capsule, location *where)
 {
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
@@ -425,7 +427,7 @@ static int read_capsule(array *a, PyObject *capsule, location *where)
     return -1;
 }
 
-/* NumPy exports what lies behind a mask as if it counted. */
+/* NumPy exports masked elements as if they were not masked. */
 static bool is_masked(PyObject *object)
 {
     return numpy_masked_type && PyObject_IsInstance(object, numpy_masked_type) == 1;
@@ -473,8 +475,8 @@ static int find_foreign(PyObject *object)
     return found;
 }
 
-/* The same memory in a form that can be exported, or NULL without an error. *dtype: what the
- * elements really are, if bits is not 0. */
+/* The same memory in a form that can be exported, or NULL without an error. *dtype: the actual type
+ * of the elements, if bits is not 0. */
 static PyObject *exportable(PyObject *object, DLDataType *dtype)
 {
     PyObject *result = NULL;

@@ -15,7 +15,7 @@
 /* fa_tensor has no more axes. */
 enum { AXES_MAX = 4 };
 
-/* One array: where its elements lie, and what keeps them there. */
+/* One array: where its elements are, and the owner of their memory. */
 typedef struct array {
     const char *name; /* for errors */
     void *data;
@@ -27,22 +27,25 @@ typedef struct array {
     PyObject *owner; /* a new reference that holds the memory, or NULL */
 } array;
 
-/* What all the arrays of one call share. */
+/* The common location of all arrays of one call. */
 typedef struct location {
     bool known;
     bool cuda;
     int32_t device_id;
     bool stream_known;
-    void *stream;       /* of CUDA: where the call works and the arrays must be ready */
-    const char *first;  /* the array that decided */
-    PyTypeObject *type; /* of the array read last, which holds it, and that type's exchange table */
+    /* With CUDA: the stream on which the call runs and on which the arrays must be ready. */
+    void *stream;
+    const char *first; /* the array that determined it */
+    /* Of the array read last, which holds a reference to it; and that type's exchange table. */
+    PyTypeObject *type;
     const DLPackExchangeAPI *exchange;
 } location;
 
-/* Looks up what is needed again and again. -1 with a Python error. */
+/* Looks up objects that are needed repeatedly. -1 with a Python error. */
 int array_module_init(void);
 
-/* Remembers how to read arrays of a type that most calls have, and holds the type. */
+/* Remembers how to read arrays of the type that most calls have, and holds a reference to the
+ * type. */
 void array_keep_type(PyObject *type);
 
 /* Reads `object`. -1 with a Python error. On success array_release must follow. */
@@ -50,7 +53,7 @@ int array_read(array *a, const char *name, PyObject *object, location *where);
 
 void array_release(array *a);
 
-/* Whether it is a numpy.ndarray, and of no derived class. */
+/* Whether it is a numpy.ndarray, and not of a derived class. */
 bool array_is_numpy(PyObject *object);
 
 /* A new numpy.ndarray in C order, of the type of `like`'s elements. */
@@ -59,14 +62,14 @@ PyObject *array_new_numpy(int axes, const int64_t *shape, PyObject *like);
 /* A tuple of integers. */
 PyObject *array_tuple(int count, const int64_t *values);
 
-/* How errors name an element type, for example "float64". */
+/* The name of an element type in errors, for example "float64". */
 typedef struct dtype_text {
     char text[24];
 } dtype_text;
 
 dtype_text array_dtype_text(const array *a);
 
-/* How errors show a shape, for example "(2, 3)". */
+/* A shape in errors, for example "(2, 3)". */
 typedef struct shape_text {
     char text[AXES_MAX * 22 + 3];
 } shape_text;
@@ -75,13 +78,13 @@ shape_text array_shape_text(const array *a);
 
 bool array_is(const array *a, uint8_t code, uint8_t bits);
 
-/* The number of elements; the producer has such an array, so it cannot overflow. */
+/* The number of elements. The array exists, so this cannot overflow. */
 int64_t array_count(const array *a);
 
-/* Whether the elements of the last axis lie side by side. */
+/* Whether the elements of the last axis are contiguous. */
 bool array_has_rows(const array *a);
 
-/* Whether the axes from `from` on lie in C order without holes. */
+/* Whether the axes from `from` on are in C order without gaps. */
 bool array_is_contiguous(const array *a, int from);
 
 #endif

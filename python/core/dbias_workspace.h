@@ -1,5 +1,6 @@
 /*
- * The workspace with which a backward call computes dbias on tensor cores (flashattn.h, fa_workspace_size).
+ * The workspace for computing dbias on tensor cores in a backward call (flashattn.h,
+ * fa_workspace_size).
  */
 #ifndef FLASHATTN_PYTHON_DBIAS_WORKSPACE_H
 #define FLASHATTN_PYTHON_DBIAS_WORKSPACE_H
@@ -9,7 +10,8 @@
 #include <stdint.h>
 #include "flashattn.h"
 
-/* Bytes beyond fa_workspace_size's; 0: none. q and dbias have axes (batch, sequence, head, dim) and (batch, head, query, key). */
+/* The additional bytes, beyond those of fa_workspace_size; 0: none. q and dbias have axes (batch,
+ * sequence, head, dim) and (batch, head, query, key). */
 static inline size_t dbias_workspace(const fa_tensor *q, const fa_tensor *dbias,
                                      const fa_options *options)
 {

@@ -1,7 +1,7 @@
 /*
- * The part of DLPack's binary interface that a reader of arrays needs, written down from its
+ * The part of DLPack's binary interface that a reader of arrays needs, written from its
  * specification: https://dmlc.github.io/dlpack/latest/c_api.html (versions 0.x and 1.x, and the
- * exchange table of 1.3). All of it is another project's interface, so its names are kept.
+ * exchange table of 1.3). It is another project's interface, so its names are unchanged.
  */
 #ifndef FLASHATTN_PYTHON_DLPACK_H
 #define FLASHATTN_PYTHON_DLPACK_H

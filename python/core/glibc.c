@@ -1,8 +1,8 @@
 /*
- * Functions that glibc 2.34 moved from libdl and libpthread into libc. Linked on such a machine they would
- * carry that release's version, and the extension would load on nothing older. The linker's --wrap
- * (cmake/Python.cmake) leads calls of them here, where they are bound to the version that every glibc
- * has: a wheel then fits manylinux_2_28.
+ * Functions that glibc 2.34 moved from libdl and libpthread into libc. If they were linked on such
+ * a machine, they would require that version, and the extension could not be loaded with an older
+ * one. The linker's --wrap (cmake/Python.cmake) redirects calls of them to this file, where they
+ * are bound to the version that every glibc has. So a wheel is compatible with manylinux_2_28.
  */
 #include <dlfcn.h>
 #include <pthread.h>

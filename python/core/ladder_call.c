@@ -52,10 +52,10 @@ PyObject *core_ladder_rungs(PyObject *self, PyObject *none)
 
 enum { NAME, Q, K, V, OUT, CAUSAL, SCALE, STREAM, ALLOCATE, ARGUMENT_COUNT };
 
-/* Scores of a rung that stores them take no more than this, or what one head needs. */
+/* The scores of a rung that stores them take at most this much, or as much as one head needs. */
 enum { SCRATCH_BYTES = 1 << 28 };
 
-/* All that lives as long as one run; arrays in the order of the arguments. */
+/* Everything that lives as long as one run; arrays are in the order of the arguments. */
 typedef struct run {
     location where;
     array arrays[4];
@@ -77,7 +77,8 @@ static const ladder_rung *find_rung(PyObject *name)
         const ladder_rung *rung = ladder_rung_at(i);
         if (PyUnicode_CompareWithASCIIString(name, rung->name) == 0) return rung;
     }
-    PyErr_Format(PyExc_ValueError, "%R is no rung: expected one of flashattn.ladder_rungs()", name);
+    PyErr_Format(PyExc_ValueError, "%R is not a rung: expected one of flashattn.ladder_rungs()",
+                 name);
     return NULL;
 }
 
@@ -94,13 +95,13 @@ static int read_dtype(const array *a, fa_dtype *dtype)
     return 0;
 }
 
-/* Axis `back` counted from the last; missing ones in front have the extent 1. */
+/* The extent of axis `back`, counted from the last; missing leading axes have the extent 1. */
 static int64_t extent(const array *a, int back)
 {
     return back < a->ndim ? a->shape[a->ndim - 1 - back] : 1;
 }
 
-/* Rows one pitch apart, heads n rows, items all heads. */
+/* Whether rows are one pitch apart, heads n rows, and items all heads. */
 static bool has_pitch(const array *a, int64_t pitch)
 {
     int64_t step = pitch;
@@ -168,7 +169,7 @@ static int read_numbers(run *r, PyObject *const *args)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Memory for the scores of as many heads as fit into SCRATCH_BYTES, of one at least. */
+/* Memory for the scores of as many heads as fit into SCRATCH_BYTES, but at least one. */
 static int get_scratch(run *r, PyObject *allocate, PyObject *q)
 {
     ladder_problem *p = &r->problem;
@@ -188,7 +189,7 @@ static int get_scratch(run *r, PyObject *allocate, PyObject *q)
     return 0;
 }
 
-/* A wrong type or head dim is the caller's fault; a kernel that is missing is not. */
+/* A wrong type or head dim is the caller's error; a missing kernel is not. */
 static int load(run *r, const ladder_rung *rung, ladder_kernel *kernel)
 {
     char error[LADDER_ERROR];

@@ -1,7 +1,8 @@
 /*
- * The extension module flashattn._core: the library's calls on other libraries' arrays. Positional
- * arguments are the arrays and the layout, keywords the options; a keyword that is None counts as
- * not given. The Python layer beside it allocates results and knows whose arrays they are.
+ * The extension module flashattn._core: the library's calls with other libraries' arrays.
+ * Positional arguments are the arrays and the layout, keyword arguments the options; a keyword
+ * argument that is None counts as not given. The Python layer allocates results and knows to which
+ * library the arrays belong.
  */
 #include "append_call.h"
 #include "ladder_call.h"
@@ -35,11 +36,11 @@ static int read_inputs(call *c, PyObject *const *args)
 
 /* ---- Workspace on CUDA ----------------------------------------------------------------------- */
 
-/* Most calls need none, and to ask costs as much planning as the call: so a call is tried without,
- * unless this thread's last one of the pass needed some. */
+/* Most calls need none, and computing the size costs as much planning as the call. So a call is
+ * tried without workspace, unless this thread's last call of the pass needed some. */
 static _Thread_local bool workspace_expected[FA_PASS_WEIGHTS + 1];
 
-/* One call of the library with all that it reads. */
+/* One call of the library with everything that it reads. */
 typedef struct work {
     fa_pass pass;
     fa_tensor out; /* weights: not used */
@@ -64,7 +65,8 @@ static fa_status run_work(const call *c, const work *w)
     }
 }
 
-/* The caller's allocator gives so much workspace, which the result keeps. NULL: a Python error. */
+/* Calls the caller's allocator for workspace of this size, which the result keeps. NULL: a Python
+ * error. */
 static PyObject *allocate(call *c, size_t bytes, PyObject *q)
 {
     array a;
@@ -80,8 +82,8 @@ static PyObject *allocate(call *c, size_t bytes, PyObject *q)
     return memory;
 }
 
-/* Has the caller's allocator give what the call needs. 1: there is more than before; 0: there is
- * not; -1: a Python error. *memory keeps it. */
+/* Calls the caller's allocator for the workspace that the call needs. 1: there is more than before;
+ * 0: there is not; -1: a Python error. *memory keeps it. */
 static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
 {
     const bool weights = w->pass == FA_PASS_WEIGHTS;
@@ -100,7 +102,7 @@ static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
     return *memory ? 1 : -1;
 }
 
-/* The library's call, without Python's lock. None, or NULL with a Python error. q: whose library's
+/* Calls the library, without Python's lock. None, or NULL with a Python error. q: its library's
  * memory is used for workspace. */
 static PyObject *run(call *c, const work *w, PyObject *q)
 {
@@ -166,7 +168,7 @@ static PyObject *core_decode(PyObject *self, PyObject *const *args, Py_ssize_t c
 /* The positions of the arguments. */
 enum { PLAIN_OUT = 3, PLAIN_RETURN_LSE, PLAIN_LAYOUT, PLAIN_OPTIONS, PLAIN_COUNT };
 
-/* What the caller gets: out, or (out, lse). */
+/* The caller's result: out, or (out, lse). */
 static PyObject *give_results(PyObject *done, PyObject *out, PyObject *lse)
 {
     if (!done) return NULL;
@@ -176,8 +178,8 @@ static PyObject *give_results(PyObject *done, PyObject *out, PyObject *lse)
     return out;
 }
 
-/* out and lse: new or the caller's; lse NULL: not wanted. What cannot be read is left to the long
- * way, which knows more about its arrays and says what is wrong. */
+/* out and lse: new or the caller's; lse NULL: not wanted. If something cannot be read, the general
+ * path handles the call: it knows more about its arrays and explains the error. */
 static PyObject *run_into(call *c, work *w, PyObject *q, const keywords *given, PyObject *out,
                           PyObject *lse)
 {
@@ -224,7 +226,7 @@ static PyObject *run_plain(call *c, work *w, PyObject *const *args, const keywor
     return result;
 }
 
-/* NumPy's arrays are read without asking for a protocol. */
+/* NumPy's arrays are read without looking up a protocol. */
 static bool are_plain_arguments(PyObject *out, const keywords *given)
 {
     if (out != Py_None && !torch_is_plain_out(out)) return false;
@@ -320,7 +322,7 @@ static PyObject *core_backward(PyObject *self, PyObject *const *args, Py_ssize_t
 
 /* ---- Combine --------------------------------------------------------------------------------- */
 
-/* The library's arguments, as many as there are parts. */
+/* The library's arguments, one for each part. */
 typedef struct parts {
     Py_ssize_t count, read;
     part *each;
@@ -360,7 +362,7 @@ static void parts_end(parts *p)
     PyMem_Free(p->lse_strides);
 }
 
-/* The names are only put together for a part that is wrong. */
+/* The names are only composed if a part is wrong. */
 static int read_part(call *c, part *p, PyObject *tensor, PyObject *lse, Py_ssize_t i)
 {
     char name[32], lse_name[32];
@@ -399,8 +401,8 @@ static fa_status merge(const call *c, const parts *p, float *lse)
     return status;
 }
 
-/* On CUDA, more parts than one launch takes may need workspace; nothing tells how much but the
- * header. */
+/* On CUDA, more parts than fit in one launch may need workspace, whose size is only specified in
+ * the header. */
 static PyObject *run_combine(call *c, parts *p, PyObject *const *args, PyObject *names)
 {
     float *lse;
@@ -581,7 +583,7 @@ static PyObject *core_cuda_info(PyObject *self, PyObject *none)
 
 /* ---- The module ------------------------------------------------------------------------------ */
 
-/* A fast call has another type than the table's; the flags say which. */
+/* A fast call has a different type from the table's; the flags tell which. */
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
 enum { FAST_KEYWORDS = METH_FASTCALL | METH_KEYWORDS };
 
@@ -651,7 +653,7 @@ PyMODINIT_FUNC PyInit__core(void)
         return NULL;
     }
 #ifdef Py_GIL_DISABLED
-    /* Nothing is shared between calls but constants. */
+    /* Calls share only constants. */
     PyUnstable_Module_SetGIL(m, Py_MOD_GIL_NOT_USED);
 #endif
     return m;

@@ -23,7 +23,7 @@ PyObject *call_result(fa_status status)
 
 /* ---- The names of the options ---------------------------------------------------------------- */
 
-/* In the order in which the Python layer passes them, so that each is found at once. */
+/* In the order in which the Python layer passes them, so that each is found immediately. */
 /* clang-format off */
 #define OPTION_NAMES(X) \
     X(causal) X(scale) X(softcap) X(window) X(diagonal) X(bias) X(mask) X(alibi_slopes) X(sinks) \
@@ -53,7 +53,7 @@ int options_module_init(void)
     return text_bshd && text_bhsd ? 0 : -1;
 }
 
-/* Keywords are interned, so nearly always a pointer decides. */
+/* Keywords are interned, so comparing pointers nearly always suffices. */
 static int find_option(PyObject *name, int guess)
 {
     if (guess < OPTION_COUNT && option_names[guess] == name) return guess;
@@ -65,7 +65,7 @@ static int find_option(PyObject *name, int guess)
     return -1;
 }
 
-/* Whether the caller leaves the dropout's seed to a generator of random numbers. */
+/* Whether the caller leaves the dropout's seed to a random number generator. */
 static bool must_draw(const keywords *given)
 {
     PyObject *p = given->values[OPTION_dropout_p];
@@ -191,7 +191,7 @@ static int get_float_dtype(const array *a, fa_dtype *dtype)
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-/* Axis i of the tensor is axis axes[i] of the array; -1: it has none. */
+/* Axis i of the tensor is axis axes[i] of the array; -1: the array has no such axis. */
 static void set_axes(fa_tensor *t, const array *a, const int axes[4])
 {
     t->data = a->data;
@@ -205,7 +205,7 @@ static int make_tensor(const call *c, const array *a, fa_tensor *t)
 {
     static const int axes[2][2][4] = {{{-1, 0, 1, 2}, {0, 1, 2, 3}}, {{-1, 1, 0, 2}, {0, 2, 1, 3}}};
     if (array_is(a, kDLInt, 8))
-        t->dtype = FA_INT8; /* of keys and values; else the library refuses it */
+        t->dtype = FA_INT8; /* for keys and values; for others the library refuses it */
     else if (get_float_dtype(a, &t->dtype) < 0) return -1;
     if (a->ndim != 3 && a->ndim != 4)
         return wrong_axes(a, c->order == LAYOUT_BSHD
@@ -278,7 +278,7 @@ int call_floats(call *c, const char *name, PyObject *object, int64_t count, bool
     return check_plain(a, count);
 }
 
-/* (batch, heads, n_q); of one item (heads, n_q) will do. */
+/* (batch, heads, n_q); one item may also have (heads, n_q). */
 static int read_lse(const array *a, const fa_tensor *q, float **data)
 {
     if (!array_is(a, kDLFloat, 32)) return wrong_dtype(a, "float32");
@@ -328,8 +328,8 @@ void part_release(part *p)
     array_release(&p->arrays[1]);
 }
 
-/* Integers of so many bits are read where they lie; what else may hold integers is converted by
- * flashattn._arrays. */
+/* Integers of this many bits are read in place; flashattn._arrays converts other arrays of
+ * integers. */
 static const array *add_integers(call *c, const char *name, PyObject *object, int bits)
 {
     if (!PyList_Check(object) && !PyTuple_Check(object)) {
@@ -348,8 +348,8 @@ static const array *add_integers(call *c, const char *name, PyObject *object, in
     return a;
 }
 
-/* Integers of a batch without items have no memory in PyTorch, and must not look like none. Nothing is
- * read, but the pointer has to lie where the call runs. */
+/* In PyTorch, integers of a batch without items have no memory, but the pointer must not be NULL,
+ * which means not given. Nothing is read, but the pointer must be to memory where the call runs. */
 static const int32_t *integers_of_no_items(const call *c)
 {
     static const int32_t none;
@@ -385,7 +385,7 @@ int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count)
     const array *a = add_integers(c, "rows", object, 64);
     if (!a) return -1;
     if (a->ndim != 1) return wrong_axes(a, "1");
-    /* An empty choice of rows must not look like none. */
+    /* An empty selection of rows must not be NULL. */
     static const int64_t no_row = 0;
     *rows = a->data ? a->data : &no_row;
     *count = a->shape[0];
@@ -407,7 +407,7 @@ static int wrong_value(PyObject *error, const char *name, PyObject *value, const
     return -1;
 }
 
-/* Python's or NumPy's. */
+/* Python's or NumPy's bool. */
 static bool is_truth_value(PyObject *value)
 {
     if (PyBool_Check(value)) return true;
@@ -420,7 +420,8 @@ static bool is_truth_value(PyObject *value)
     return found;
 }
 
-/* 0 and 1 will do; what else has a truth value, a pair for one, was meant for another argument. */
+/* 0 and 1 are accepted. Other objects that have a truth value, such as a pair, were meant for
+ * another argument. */
 int call_flag(const char *name, PyObject *value, uint32_t bit, uint32_t *flags)
 {
     int truth = value == Py_True;
@@ -450,7 +451,7 @@ static int read_float(const char *name, PyObject *value, float *result)
     return 0;
 }
 
-/* 0 stands for no softcap: no other number becomes it. */
+/* 0 means no softcap, so no other number may be rounded to it. */
 static int read_softcap(PyObject *value, float *result)
 {
     if (read_float("softcap", value, result) < 0) return -1;
@@ -554,7 +555,7 @@ static int read_scale(call *c, const char *name, PyObject *value, fa_tensor *t,
     return 0;
 }
 
-/* How many sequences there are must be the same for both sides. */
+/* The number of sequences must be the same for both sides. */
 static int read_cu_seqlens(call *c, const char *name, PyObject *value, const int32_t **data)
 {
     const array *a;
@@ -578,7 +579,7 @@ static int read_block_table(call *c, PyObject *value)
     const array *a;
     if (call_ints(c, "block_table", value, 2, -1, &c->options.block_table, &a) < 0) return -1;
     c->options.block_table_stride = a->shape[1];
-    /* A table without columns has no memory, and must not look like none. */
+    /* A table without columns has no memory, but must not be NULL. */
     if (a->shape[1] == 0) {
         PyErr_Format(PyExc_ValueError, "block_table.shape is %s: expected at least one page each",
                      array_shape_text(a).text);
@@ -614,7 +615,7 @@ static int read_alibi(call *c, PyObject *value)
     }
     c->options.alibi_slopes = a->data;
     c->options.alibi_batch_stride =
-        per_item && a->data ? a->stride[0] : 0; /* no items, no slopes */
+        per_item && a->data ? a->stride[0] : 0; /* without items there are no slopes */
     return 0;
 }
 
@@ -627,7 +628,7 @@ static int read_floats(call *c, const char *name, PyObject *value, int64_t count
     return 0;
 }
 
-/* PyTorch computes little with uint64, so int64 with the same bits will do. */
+/* PyTorch supports few operations on uint64, so int64 with the same bits is accepted. */
 static int read_dropout_state(call *c, PyObject *value)
 {
     const array *a = add_array(c, "dropout_state", value, false);
@@ -693,7 +694,7 @@ static int read_option(call *c, option which, PyObject *value)
     }
 }
 
-/* The batch, which other options are measured by, follows from these. */
+/* These determine the batch, with which other options are compared. */
 static int read_packing(call *c, const keywords *given)
 {
     fa_options *o = &c->options;

@@ -1,12 +1,12 @@
 /*
- * Keyword arguments of a call become fa_options; arrays become tensors and checked pointers.
+ * Converts keyword arguments of a call to fa_options, and arrays to tensors and checked pointers.
  */
 #ifndef FLASHATTN_PYTHON_OPTIONS_H
 #define FLASHATTN_PYTHON_OPTIONS_H
 
 #include "array.h"
 
-/* flashattn.UnsupportedError; made when the module is imported. */
+/* flashattn.UnsupportedError, which is created when the module is imported. */
 extern PyObject *unsupported_error;
 
 /* The order of q's, k's, v's and out's axes in the caller's arrays. */
@@ -14,10 +14,10 @@ typedef enum layout { LAYOUT_BSHD, LAYOUT_BHSD } layout;
 
 enum { ARRAYS_MAX = 32 };
 
-/* None, or NULL with the exception that stands for the status, in the library's own words. */
+/* None, or NULL with the exception for the status, with the library's message. */
 PyObject *call_result(fa_status status);
 
-/* All that lives as long as one call. */
+/* Everything that lives as long as one call. */
 typedef struct call {
     location where;
     layout order;
@@ -25,7 +25,8 @@ typedef struct call {
     int count;
     fa_options options;
     fa_tensor q, k, v, bias, mask, k_scale, v_scale;
-    PyObject *like; /* borrowed: of whose library, and where, converted integers are; or NULL */
+    /* Borrowed: the array whose library and location converted integers use; or NULL. */
+    PyObject *like;
     PyObject *allocator; /* borrowed: allocator(bytes, q) gives CUDA workspace; NULL: none */
 } call;
 
@@ -42,11 +43,11 @@ int options_module_init(void);
 int call_begin(call *c, PyObject *order, PyObject *const *values, PyObject *names);
 void call_end(call *c);
 
-/* A tensor with axes (batch, sequence, head, dim), by the call's layout; an array of three axes has
- * no batch. `written`: must not be read-only. */
+/* A tensor with axes (batch, sequence, head, dim), in the call's layout; an array of three axes has
+ * no batch. written: it must not be read-only. */
 int call_tensor(call *c, const char *name, PyObject *object, bool written, fa_tensor *t);
 
-/* A tensor with axes (batch, head, query, key); missing ones in front count as 1. */
+/* A tensor with axes (batch, head, query, key); missing leading axes have the extent 1. */
 int call_scores(call *c, const char *name, PyObject *object, bool written, fa_tensor *t);
 
 /* Contiguous float32 with `count` elements; None gives NULL. */
@@ -59,24 +60,24 @@ int call_lse(call *c, const char *name, PyObject *object, bool written, float **
 /* One of the parts that are merged. */
 typedef struct part {
     const char *name, *lse_name; /* for errors */
-    array arrays[2];             /* of the call, but as many as the caller has */
+    array arrays[2];             /* not in the call, because there may be any number of parts */
     fa_tensor tensor;
     const float *lse;
     int64_t lse_stride[3]; /* batch, heads, n_q */
 } part;
 
-/* Whatever it returns, part_release must follow. */
+/* part_release must follow, whatever it returns. */
 int call_part(call *c, part *p, PyObject *tensor, PyObject *lse);
 void part_release(part *p);
 
-/* int32 (count) to write to. */
+/* int32 (count) that will be written. */
 int call_written_ints(call *c, const char *name, PyObject *object, int64_t count, int32_t **data);
 
-/* int32 with so many axes, and `count` elements if that is not negative. read: the array. */
+/* int32 with this many axes, and `count` elements if that is not negative. read: the array. */
 int call_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
               const int32_t **data, const array **read);
 
-/* Python's or NumPy's truth value, 0 or 1: sets the bit or does not. */
+/* Python's or NumPy's truth value, 0 or 1: sets the bit if it is true. */
 int call_flag(const char *name, PyObject *value, uint32_t bit, uint32_t *flags);
 
 /* 0 to 2^31 - 1. */
@@ -85,18 +86,18 @@ int call_threads(PyObject *value, int32_t *threads);
 /* Integers with one axis; None gives NULL. */
 int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count);
 
-/* The keywords behind the positional arguments; comes after q and k. `values` are the arguments
- * that the names in the tuple `names` belong to; names may be NULL. */
+/* The keywords after the positional arguments; must be called after q and k have been read.
+ * `values` are the arguments for the names in the tuple `names`, which may be NULL. */
 int call_options(call *c, PyObject *const *values, PyObject *names);
 
 /* The options of a plain call, from a dict. False: one is unknown, or needs more than the library's
- * call: it chooses memory or a stream, or wants random numbers. No error is set. */
+ * call: it selects memory or a stream, or needs random numbers. No error is set. */
 bool keywords_are_plain(PyObject *dict, keywords *given);
 
-/* As call_options. */
+/* Like call_options. */
 int call_keywords(call *c, const keywords *given);
 
-/* B, which is num_sequences when packed. */
+/* The batch size, which is num_sequences for packed rows. */
 int64_t call_batch(const call *c);
 
 #endif

@@ -28,28 +28,29 @@ typedef enum borrowed {
     BORROWED_COUNT
 } borrowed;
 
-/* What is kept from call to call would need a lock where threads run side by side in Python. */
+/* Objects that are kept between calls would need a lock if Python threads run in parallel. */
 #ifdef Py_GIL_DISABLED
 enum { KEEPS = 0 };
 #else
 enum { KEEPS = 1 };
 #endif
 
-/* Set once, when flashattn.torch is imported, and held from then on. */
+/* Set once, when flashattn.torch is imported, and never released. */
 static PyObject *torch[BORROWED_COUNT];
 static PyObject *forward_ad, *profiler; /* those modules' names */
 static PyObject *name_current_level, *name_is_enabled;
 
-/* What stands behind those that take no arguments, for Python's way to call takes as long as the
- * answer. NULL: there is no other way. */
+/* The C functions of those that take no arguments, because a call through Python takes as long as
+ * the function itself. NULL: it must be called through Python. */
 static PyCFunction direct[BORROWED_COUNT];
 static PyObject *direct_self[BORROWED_COUNT];
 
-/* Of the properties: it spares the search for the name. */
+/* For properties: this avoids looking up the name. */
 static descrgetfunc get_property[BORROWED_COUNT];
 
 static _Thread_local bool thread_has_context;
-static _Thread_local bool only_device; /* that PyTorch knows: it must be the current one */
+/* PyTorch knows only one device, which must be the current one. */
+static _Thread_local bool only_device;
 
 static void find_direct(borrowed which)
 {
@@ -107,7 +108,7 @@ PyObject *core_mark_thread(PyObject *self, PyObject *only)
     Py_RETURN_NONE;
 }
 
-/* ---- Is it a plain call? --------------------------------------------------------------------- */
+/* ---- Plain calls ----------------------------------------------------------------------------- */
 
 static PyObject *call_torch(borrowed name)
 {
@@ -115,7 +116,7 @@ static PyObject *call_torch(borrowed name)
     return function ? function(direct_self[name], NULL) : PyObject_CallNoArgs(torch[name]);
 }
 
-/* False or 0. A look at the object decides nearly always. */
+/* False or 0. Comparing the pointer is nearly always enough. */
 static bool is_false(PyObject *value)
 {
     const bool result =
@@ -150,7 +151,7 @@ static bool has_no_profiler(void)
     return PyDict_GetItemWithError(profiler, name_is_enabled) == Py_False;
 }
 
-/* What may stand between a call and what it calls, whatever its tensors are. */
+/* Whether nothing intercepts calls, independently of the tensors. */
 static bool is_undisturbed(void)
 {
     return has_no_forward_mode() && has_no_profiler() && says_no(DISPATCH_MODES) &&
@@ -159,17 +160,17 @@ static bool is_undisturbed(void)
 
 /* ---- The tensors' kind ----------------------------------------------------------------------- */
 
-/* PyTorch's own test, made for torch.compile, whether tensors are of the kind of others: of their
- * types and device, without gradients, and dispatched the same, which transforms, tracing and
- * autocast would change (but not all modes). One test instead of many. First come, first kept. */
+/* PyTorch's own test, made for torch.compile, of whether tensors are like others: of the same types
+ * and device, without gradients, and dispatched in the same way, which transforms, tracing and
+ * autocast (but not all modes) would change. It replaces many tests. The first kinds are kept. */
 enum { KINDS = 4, KINDS_TRIED = 4 * KINDS };
 static struct {
     PyObject *test;
-    Py_ssize_t count; /* of the tensors that it takes */
+    Py_ssize_t count; /* the number of tensors that it takes */
 } plain_kinds[KINDS];
 static int kinds_tried, kinds_kept;
 
-/* The test takes no tensor twice. */
+/* The test does not accept the same tensor twice. */
 static PyObject *without_twins(PyObject *const *qkv)
 {
     PyObject *q = qkv[0], *k = qkv[1], *v = qkv[2];
@@ -228,7 +229,7 @@ bool torch_is_plain(PyObject *const *qkv)
 {
     if (!torch[TENSOR]) return false;
     if (!is_plain_type(qkv[0]) || !is_plain_type(qkv[1]) || !is_plain_type(qkv[2])) return false;
-    /* The tests to come end the process where a tensor is nested. */
+    /* The next tests would end the process if a tensor were nested. */
     bool plain = is_undisturbed() && is_not_nested(qkv[0]) &&
                  (qkv[1] == qkv[0] || is_not_nested(qkv[1])) &&
                  (qkv[2] == qkv[0] || qkv[2] == qkv[1] || is_not_nested(qkv[2]));
@@ -276,7 +277,7 @@ int torch_count_write(PyObject *tensor)
     return none ? 0 : -1;
 }
 
-/* ---- Can the library work here? -------------------------------------------------------------- */
+/* ---- Whether the library can work in place --------------------------------------------------- */
 
 static bool is_current_device(int32_t id)
 {
@@ -301,7 +302,8 @@ bool torch_can_work(const call *c)
 
 PyObject *torch_allocator(void) { return torch[ALLOCATE]; }
 
-/* What a new tensor was last asked for with: shapes repeat, and it is ten objects. */
+/* The arguments of the last new tensor: shapes repeat, and creating the arguments takes ten
+ * objects. */
 typedef struct request {
     int axes;
     int64_t shape[AXES_MAX], stride[AXES_MAX];
@@ -350,7 +352,7 @@ static PyObject *new_tensor(const call *c, request *r, request *last)
     return tensor;
 }
 
-/* The axes from the outermost in memory to the innermost; those that broadcast are left out. */
+/* The axes from the outermost in memory to the innermost, without those that broadcast. */
 static void order_axes(const array *a, int order[AXES_MAX])
 {
     bool known = true;
@@ -363,7 +365,7 @@ static void order_axes(const array *a, int order[AXES_MAX])
         }
 }
 
-/* q has one of these: torch_can_work refuses float8, and the library knows no more. */
+/* q has one of these: torch_can_work refuses float8, and the library supports no others. */
 static PyObject *dtype_of(const array *q)
 {
     if (array_is(q, kDLBfloat, 16)) return torch[BFLOAT16];

@@ -1,18 +1,19 @@
 /*
  * Handlers for XLA's foreign function interface, in plain C: JAX programs call the library without
- * Python. flashattn/jax.py registers them and says what it passes:
+ * Python. flashattn/jax.py registers them and defines what it passes:
  *
  *     forward   q, k, v, arrays...                         -> out, lse
  *     backward  q, k, v, out, lse, dout, dlse, arrays...   -> dq, dk, dv [, dbias] [, dsinks]
  *
- * for XLA's platform "cpu", and the same for "CUDA", where arrays lie on the GPU and the work is queued
- * on XLA's stream,
- * with the attributes `arrays` (which option each further array is: enum option_array), `integers`
- * (enum integer) and `floats` (enum number). Arrays lie in C order; jax.py has checked shapes.
+ * for XLA's platform "cpu", and the same for "CUDA", where arrays are on the GPU and the work is
+ * queued on XLA's stream. The attributes are `arrays` (the options that the further arrays are:
+ * enum option_array), `integers` (enum integer) and `floats` (enum number). Arrays are in C order;
+ * jax.py has checked shapes.
  *
  * The structures below are the part of XLA's binary interface that is needed here (major version 0,
- * which XLA checks when a handler is registered). They are declared here, since the header comes
- * with JAX, which a build of this package does not need; where it is found, they are compared.
+ * which XLA checks when a handler is registered). They are declared here, because the header comes
+ * with JAX, which a build of this package does not need. If the header is found, they are compared
+ * with it.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -40,7 +41,7 @@ enum {
 };
 enum { XLA_PRED = 1, XLA_F16 = 10, XLA_F32 = 11, XLA_BF16 = 16 };
 
-typedef struct xla_error xla_error; /* XLA's own */
+typedef struct xla_error xla_error; /* XLA's own type */
 
 typedef struct xla_extension {
     size_t size;
@@ -76,10 +77,10 @@ typedef struct xla_stream_arguments {
     size_t size;
     xla_extension *extensions;
     void *context;
-    void *stream; /* given back: a CUstream */
+    void *stream; /* result: a CUstream */
 } xla_stream_arguments;
 
-/* Device memory: to allocate it, `data` is given back; to free it, alignment is not there. */
+/* Device memory. For an allocation, `data` is the result; to free it, there is no alignment. */
 typedef struct xla_allocate_arguments {
     size_t size;
     xla_extension *extensions;
@@ -130,7 +131,7 @@ typedef struct xla_text {
     size_t length;
 } xla_text;
 
-/* Arguments and results look the same. */
+/* Arguments and results have the same layout. */
 typedef struct xla_buffers {
     size_t size;
     xla_extension *extensions;
@@ -192,7 +193,7 @@ _Static_assert(XLA_FFI_API_MAJOR == XLA_MAJOR, "another binary interface");
 #endif
 #endif
 
-/* ---- What jax.py passes ---------------------------------------------------------------------- */
+/* ---- Arguments from jax.py ------------------------------------------------------------------- */
 
 enum attribute { ARRAYS, FLOATS, INTEGERS, ATTRIBUTE_COUNT };
 
@@ -265,7 +266,7 @@ static fa_dtype dtype_of(const xla_buffer *buffer)
     }
 }
 
-/* Any array with up to four axes; those that are missing in front count as 1. */
+/* Any array with up to four axes; missing leading axes have the extent 1. */
 static fa_tensor tensor_of(const xla_buffer *buffer)
 {
     fa_tensor t = {.data = buffer->data, .dtype = dtype_of(buffer)};
@@ -307,7 +308,7 @@ static fa_tensor result(const call *c, int64_t index)
     return rows_of(c, c->frame->results.buffers[index]);
 }
 
-/* Bias and mask: a copy in memory that is broadcast by an extent of 1. */
+/* Bias and mask: a copy in memory, in which axes of extent 1 broadcast. */
 static void set_scores(fa_tensor *t, const fa_tensor **option, const xla_buffer *buffer)
 {
     *t = tensor_of(buffer);
@@ -352,7 +353,7 @@ static void set_numbers(fa_options *o, const int64_t *integers, const float *num
     o->dropout_p = numbers[DROPOUT_P];
 }
 
-/* jax.py and this file come from one package: a difference is a broken installation. */
+/* jax.py and this file belong to one package: a difference means a broken installation. */
 static bool is_call(const xla_frame *frame, int64_t tensors, int64_t results)
 {
     const xla_attributes *a = &frame->attributes;
@@ -363,7 +364,7 @@ static bool is_call(const xla_frame *frame, int64_t tensors, int64_t results)
            numbers->count == NUMBER_COUNT && integers->count == INTEGER_COUNT;
 }
 
-/* False: not a call that jax.py makes. `tensors` and `results`: how many there are at least. */
+/* False: not a call that jax.py makes. tensors, results: the minimum numbers of each. */
 static bool read_call(call *c, const xla_frame *frame, int64_t tensors, int64_t results)
 {
     memset(c, 0, sizeof *c);
@@ -383,8 +384,8 @@ static bool read_call(call *c, const xla_frame *frame, int64_t tensors, int64_t 
     return true;
 }
 
-/* XLA first asks for which version of the interface a handler was made. Only members that every
- * minor version has are used, so the answer is the caller's own. */
+/* XLA first queries the version of the interface that a handler was made for. Only members that
+ * every minor version has are used, so the result is the caller's own version. */
 static bool is_metadata_query(const xla_frame *frame)
 {
     if (!frame->extensions || frame->extensions->type != XLA_EXTENSION_METADATA) return false;
@@ -401,17 +402,17 @@ static const char *const not_from_here =
 
 /* ---- CUDA ------------------------------------------------------------------------------------ */
 
-/* What a call works with on its device. */
+/* What a call needs on its device. */
 typedef struct device_work {
     fa_pass pass;
     fa_tensor out;
     float *lse;
     fa_gradients gradients;
-    void *memory; /* what XLA gave for workspace, or NULL */
+    void *memory; /* XLA's memory for workspace, or NULL */
     size_t bytes; /* of it */
 } device_work;
 
-/* XLA grants no alignment beyond 16 bytes; the library wants 256. */
+/* XLA aligns only to 16 bytes; the library needs 256. */
 enum { XLA_ALIGNMENT = 16, WORKSPACE_ALIGNMENT = 256 };
 
 static xla_error *use_stream(call *c)
@@ -422,7 +423,7 @@ static xla_error *use_stream(call *c)
     return error;
 }
 
-/* XLA's device memory, for as long as the call is queued: XLA hands it on in the stream's order. */
+/* XLA's device memory, until the queued call has run: XLA reuses it in the stream's order. */
 static xla_error *allocate_workspace(call *c, device_work *w)
 {
     const xla_frame *frame = c->frame;

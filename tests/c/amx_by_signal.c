@@ -1,6 +1,6 @@
 /*
  * AMX for processors without it: each of its instructions raises SIGILL, and the handler does what
- * Intel's manual says that it does. So the machine code of the engine amx runs here, slowly. Tests that
+ * Intel's manual specifies. So the machine code of the engine amx runs here, slowly. Tests that
  * link this file use it in place of src/cpu/amx.c.
  */
 #if defined(__x86_64__) && defined(__linux__)
@@ -30,14 +30,14 @@ typedef struct tile_shapes {
 static _Thread_local tile_shapes shapes; /* palette 0: there are no tiles */
 static _Thread_local uint32_t tiles[8][16][16];
 
-/* Only what is safe in a handler. */
+/* Uses only functions that are safe in a signal handler. */
 static void fail(const char *why)
 {
     if (write(2, why, strlen(why)) < 0) _exit(2);
     abort();
 }
 
-/* ---- What the instructions do ---------------------------------------------------------------- */
+/* ---- The instructions ------------------------------------------------------------------------ */
 
 static void configure(const void *p)
 {
@@ -66,7 +66,8 @@ static float float_of(uint32_t bits)
     return flushed(x);
 }
 
-/* The low and the high halves of words are summed apart; c is added to at the end. */
+/* The low and the high halves of words are summed separately; the sums are added to c at the
+ * end. */
 static void dot(int c, int a, int b)
 {
     if (a == b || b == c || a == c) fail("tdpbf16ps: tiles must differ\n");
@@ -84,7 +85,8 @@ static void dot(int c, int a, int b)
         }
 }
 
-/* ---- How they are encoded: VEX.128.0F38.W0 in three bytes, opcode, ModRM, SIB, displacement ------------- */
+/* ---- The encoding: VEX.128.0F38.W0 in three bytes, opcode, ModRM, SIB, displacement
+ * ----------- */
 
 enum { NO_PREFIX = 0, PREFIX_F3 = 2, PREFIX_F2 = 3 };
 
@@ -149,7 +151,7 @@ static void on_illegal_instruction(int number, siginfo_t *info, void *context)
     g[REG_RIP] += o.length;
 }
 
-/* Where the processor has AMX, the tests of the engine itself run. */
+/* If the processor has AMX, the tests of the engine itself run. */
 __attribute__((constructor)) static void install(void)
 {
     unsigned a, b, c, d;

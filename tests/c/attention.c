@@ -37,7 +37,7 @@ void attention_fill(attention *a, const fa_tensor *t, double amplitude)
                     ref_store(t, i, j, k, l, amplitude * ref_random_normal(&a->random));
 }
 
-/* A layout without broadcasting, for what is written. */
+/* A layout without broadcasting, for tensors that are written. */
 static ref_layout written(const ref_layout *layout)
 {
     ref_layout l = REF_LAYOUT_CONTIGUOUS;

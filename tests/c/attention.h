@@ -21,7 +21,7 @@ typedef struct attention {
     ref_buffers buffers;
     ref_inputs in; /* q, k, v, options */
     fa_tensor out, dout, dq, dk, dv;
-    float *lse, *dlse; /* dlse is left out of the backward if NULL */
+    float *lse, *dlse; /* without dlse (NULL), backward has none */
     fa_tensor bias, mask, dbias;
     float *dsinks;
 } attention;
@@ -29,12 +29,13 @@ typedef struct attention {
 /* Contiguous tensors of one dtype; q, k, v, dout hold random numbers, outputs NaN. */
 void attention_make(attention *a, uint64_t seed, shape s, fa_dtype dtype);
 
-/* The same with a layout for each of q, k, v, out (and the gradients likewise); NULL: contiguous. */
+/* The same with a layout for each of q, k, v, out (and the gradients likewise); NULL:
+ * contiguous. */
 void attention_make_as(attention *a, uint64_t seed, shape s, fa_dtype dtype, const ref_layout *q,
                        const ref_layout *k, const ref_layout *v, const ref_layout *out);
 void attention_free(attention *a);
 
-/* One option, with values drawn at random. */
+/* One option, with random values. */
 typedef enum option {
     OPTION_CAUSAL,
     OPTION_DIAGONAL,
@@ -52,19 +53,19 @@ typedef enum option {
 const char *option_name(option o);
 void attention_set(attention *a, option o);
 
-/* Elements of t become random numbers of variance amplitude^2. */
+/* Fills t with random numbers of variance amplitude^2. */
 void attention_fill(attention *a, const fa_tensor *t, double amplitude);
 
-/* All outputs become NaN again. */
+/* Sets all outputs to NaN again. */
 void attention_poison(attention *a);
 
-/* Runs the pass and compares all its results and the memory around them with the reference; what tells
- * the failing case. Backward runs forward first. */
+/* Runs the pass and compares all its results and the memory around them with the reference; what:
+ * describes the case in messages. Backward runs forward first. */
 void attention_check_forward(attention *a, const char *what);
 void attention_check_decode(attention *a, const char *what);
 void attention_check_backward(attention *a, const char *what);
 
-/* The call alone; a failing status is a failed check. */
+/* Only makes the call; a failing status is a failed check. */
 bool attention_forward(attention *a, const char *what);
 bool attention_backward(attention *a, const char *what);
 

@@ -1,11 +1,11 @@
 /*
- * A CUDA driver without a GPU, for test_driver.c: it has the functions that src/cuda/driver.c asks for,
- * pretends one H200, keeps "device" memory on the host, checks what it is given, and notes down what was
- * called. Steered by the environment:
- *   FAKE_CUDA_VERSION  what cuDriverGetVersion answers (13000)
- *   FAKE_CUDA_DEVICES  how many devices there are (1)
+ * A CUDA driver without a GPU, for test_driver.c: it has the functions that src/cuda/driver.c
+ * needs, pretends to have one H200, keeps "device" memory on the host, checks its arguments, and
+ * records the calls. It is controlled by the environment:
+ *   FAKE_CUDA_VERSION  the result of cuDriverGetVersion (13000)
+ *   FAKE_CUDA_DEVICES  the number of devices (1)
  *   FAKE_CUDA_FAIL     FUNCTION=CODE: this function fails with this code
- * Compiled with FAKE_CUDA_OLD=1 it lacks what came with CUDA 12.
+ * Compiled with FAKE_CUDA_OLD=1 it does not have what CUDA 12 introduced.
  */
 #include "fake_cuda.h"
 
@@ -31,9 +31,9 @@ static atomic_int initialized;
 static _Thread_local int current = -1, capture_mode;
 FAKE fake_cuda_record fake_cuda = {0};
 
-/* ---- being steered --------------------------------------------------------------------------- */
+/* ---- control --------------------------------------------------------------------------------- */
 
-/* The code that FAKE_CUDA_FAIL asks of a function; 0: none. */
+/* The code with which FAKE_CUDA_FAIL makes a function fail; 0: it does not fail. */
 static cu_result asked_to_fail(const char *function)
 {
     const char *text = getenv("FAKE_CUDA_FAIL");
@@ -48,7 +48,7 @@ static int number_from(const char *variable, int otherwise)
     return text ? atoi(text) : otherwise;
 }
 
-/* How every function begins. */
+/* The beginning of every function. */
 #define BEGIN()                                                                                    \
     do {                                                                                           \
         cu_result code = asked_to_fail(__func__);                                                  \
@@ -230,7 +230,7 @@ FAKE cu_result cuMemsetD8_v2(cu_address to, unsigned char byte, size_t bytes)
     return 0;
 }
 
-/* Streams are numbers. Everything is done at once. */
+/* Streams are numbers. Everything is done immediately. */
 FAKE cu_result cuStreamCreate(void **stream, unsigned flags)
 {
     static atomic_int count;
@@ -267,7 +267,7 @@ FAKE cu_result cuCtxGetId(cu_context context, unsigned long long *id)
     return 0;
 }
 
-/* Not given back before the process ends, as in the library. */
+/* Not freed before the process ends, as in the library. */
 FAKE cu_result cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
 {
     BEGIN();
@@ -350,7 +350,7 @@ FAKE cu_result cuStreamIsCapturing(void *stream, int *status)
 
 #ifndef FAKE_CUDA_OLD
 
-/* While a stream is being captured such questions about it end the capture. */
+/* While a stream is being captured, such queries about it end the capture. */
 FAKE cu_result cuStreamGetId(void *stream, unsigned long long *id)
 {
     BEGIN();
@@ -369,7 +369,7 @@ FAKE cu_result cuStreamGetCtx(void *stream, cu_context *context)
     return 0;
 }
 
-/* There is one graph. It keeps what it is given until the test ends it (fake_cuda.h). */
+/* There is one graph. It keeps its objects until the test ends it (fake_cuda.h). */
 FAKE cu_result cuStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id,
                                          cu_graph *graph, const void **nodes, size_t *num_nodes)
 {
@@ -424,7 +424,7 @@ FAKE cu_result cuGraphRetainUserObject(cu_graph graph, cu_user_object object, un
 /* While a stream is captured, loading needs the relaxed mode. */
 static int must_not_load(void) { return fake_cuda.capturing && capture_mode != CU_CAPTURE_RELAXED; }
 
-/* An image is the text that it stands for; a library is that text. */
+/* An image is a text, and a library is the same text. */
 FAKE cu_result cuLibraryLoadData(cu_library *library, const void *code, int *jit_options,
                                  void **jit_values, unsigned num_jit, int *options, void **values,
                                  unsigned num_options)
@@ -438,7 +438,7 @@ FAKE cu_result cuLibraryLoadData(cu_library *library, const void *code, int *jit
     return 0;
 }
 
-/* Kernels are "first", "second" and so on: any name but those that begin with "no_". */
+/* Kernels are "first", "second" and so on: any name that does not begin with "no_". */
 FAKE cu_result cuLibraryGetKernel(cu_kernel *kernel, cu_library library, const char *name)
 {
     static fake_cuda_kernel kernels[64];
@@ -535,7 +535,8 @@ FAKE cu_result cuTensorMapEncodeTiled(void *map, int type, uint32_t axes, void *
                                       const uint32_t *box, const uint32_t *steps, int interleave,
                                       int swizzle, int promotion, int fill)
 {
-    if (asked_to_fail(__func__)) memset(map, 0xff, sizeof(fake_cuda_map)); /* it may have begun */
+    /* It may be partly written. */
+    if (asked_to_fail(__func__)) memset(map, 0xff, sizeof(fake_cuda_map));
     BEGIN();
     atomic_fetch_add(&fake_cuda.maps, 1);
     if ((uintptr_t)base % 16 || axes < 1 || axes > 5 || interleave || fill ||
@@ -583,7 +584,7 @@ FAKE cu_result cuEventDestroy_v2(cu_event event)
     return 0;
 }
 
-/* Device time is what the test says. */
+/* The test sets the device's time. */
 FAKE cu_result cuEventRecord(cu_event event, void *stream)
 {
     BEGIN();
@@ -592,7 +593,7 @@ FAKE cu_result cuEventRecord(cu_event event, void *stream)
     return 0;
 }
 
-/* Streams from fake_cuda.busy on have not come to any event. */
+/* Streams from fake_cuda.busy on have not reached any event. */
 FAKE cu_result cuEventQuery(cu_event event)
 {
     BEGIN();

@@ -1,4 +1,4 @@
-/* What the fake driver (fake_cuda.c) notes down, in its variable `fake_cuda`. */
+/* What the fake driver (fake_cuda.c) records, in its variable `fake_cuda`. */
 #ifndef TEST_FAKE_CUDA_H
 #define TEST_FAKE_CUDA_H
 
@@ -22,10 +22,11 @@ typedef struct fake_cuda_record {
     int capturing;       /* set by the test: loading fails unless the thread's mode is relaxed */
     double milliseconds; /* set by the test: the device's clock */
     fa_check_report
-        finds; /* set by the test: what check_simt reports, at once or when it is replayed */
-    fa_check_report *reported; /* where to */
+        finds; /* set by the test: what check_simt reports, immediately or in a replay */
+    fa_check_report *reported; /* where it is reported */
     uintptr_t busy; /* set by the test: streams with this handle or a larger one are; 0: none */
-    int num_kept;   /* what the captured graph keeps; the test calls destroy when the graph ends */
+    /* The objects of the captured graph; the test calls destroy when the graph ends. */
+    int num_kept;
     struct {
         void (*destroy)(void *);
         void *data;
@@ -38,7 +39,7 @@ typedef struct fake_cuda_kernel {
     int max_smem[FAKE_CUDA_DEVICES];
 } fake_cuda_kernel;
 
-/* What the fake writes into a tensor map's 128 bytes. */
+/* What the fake driver writes to a tensor map's 128 bytes. */
 typedef struct fake_cuda_map {
     uint64_t base;
     int type, axes, swizzle, promotion;

@@ -1,5 +1,5 @@
 /*
- * GPUs as the planner sees them, for its tests: from T4 to H200.
+ * Descriptions of GPUs for the tests of the planner: from T4 to H200.
  */
 #ifndef FA_TEST_GPUS_H
 #define FA_TEST_GPUS_H

@@ -1,6 +1,7 @@
 /*
- * Every allocation of every call fails once: the call says FA_ERROR_MEMORY, frees what it had, and the
- * next one works. The linker sends malloc, calloc, realloc, aligned_alloc and free here (--wrap).
+ * Every allocation of every call fails once: the call returns FA_ERROR_MEMORY and frees everything,
+ * and the next call works. The linker redirects malloc, calloc, realloc, aligned_alloc and free to
+ * this file (--wrap).
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -105,7 +106,7 @@ static fa_status run_combine(attention *a)
     return fa_combine(parts, lse, 2, &a->out, NULL, &o);
 }
 
-/* Runs the call with allocation n failing. Returns false when there was no n-th allocation. */
+/* Runs the call with allocation n failing. Returns false if there was no n-th allocation. */
 static bool check(const call *c, attention *a, long n)
 {
     failing = n;

@@ -1,4 +1,5 @@
-/* Backward against float64 by formula, and the formula against central differences of the forward. */
+/* Backward against float64 by formula, and the formula against central differences of the
+ * forward. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,7 +52,7 @@ static void check_tile_edges(void)
 
 /* ---- The reference's gradients against differences ------------------------------------------- */
 
-/* The scalar whose gradients backward gives: sum dout*out + sum dlse*lse. */
+/* The scalar whose gradients backward computes: sum dout*out + sum dlse*lse. */
 static double loss(const attention *a)
 {
     ref_array out, lse;
@@ -142,9 +143,9 @@ static void check_formula(option o)
     attention_free(&a);
 }
 
-/* ---- What is wanted, and what is not --------------------------------------------------------- */
+/* ---- Which gradients are requested ----------------------------------------------------------- */
 
-/* Gradients that are not asked for do not change the others. */
+/* Gradients that are not requested do not change the others. */
 static void check_subsets(void)
 {
     const shape s = {2, 4, 2, 40, 50, 16, 16};
@@ -168,7 +169,8 @@ static void check_subsets(void)
     attention_free(&whole);
 }
 
-/* dbias summed over every choice of axes, for a bias that broadcasts otherwise or not at all. */
+/* dbias summed over every combination of axes, for a bias that broadcasts along other axes or not
+ * at all. */
 static void check_bias_axes(void)
 {
     const shape s = {2, 4, 2, 21, 35, 16, 16};

@@ -1,4 +1,5 @@
-/* A batch item's bits do not depend on what else is in the batch, nor on how the batch is stored. */
+/* A batch item's bits do not depend on the other items of the batch, nor on how the batch is
+ * stored. */
 #include <math.h>
 #include <string.h>
 
@@ -56,7 +57,7 @@ static void check_batch(shape s, fa_dtype dtype, bool causal)
     attention_free(&a);
 }
 
-/* The items of a padded batch, packed one behind the other. */
+/* The items of a padded batch, packed. */
 static void check_packed(fa_dtype dtype, bool decode)
 {
     const int32_t length[BATCH] = {decode ? 1 : 90, decode ? 2 : 13, 1, decode ? 3 : 70};
@@ -104,8 +105,8 @@ static void check_packed(fa_dtype dtype, bool decode)
     attention_free(&p);
 }
 
-/* Decoding takes heads that lie side by side together, as many as the batch leaves tasks for. A value
- * that is no number, hidden from one head, must not change how the others are summed. */
+/* Decode computes adjacent heads together, as many as leave enough tasks for the batch. A value
+ * that is not finite and is hidden from one head must not change how the others are summed. */
 static void check_hidden_value(fa_dtype dtype)
 {
     enum { HEADS = 3, KEYS = 12, HIDDEN = 4, COLUMNS = 64 };

@@ -1,6 +1,6 @@
 /*
- * FA_CHECK=1 on a real GPU (skipped without one): wrong lengths, cumulative lengths, pages and rows are
- * found, in every pass, before anything is computed; in a captured graph by the next call.
+ * FA_CHECK=1 on a real GPU (skipped without one): wrong lengths, cumulative lengths, pages and rows
+ * are found in every pass, before anything is computed; in a captured graph, by the next call.
  */
 #include <dlfcn.h>
 #include <math.h>
@@ -125,12 +125,12 @@ static fa_status some_weights(void)
     return fa_weights(&s.q, &s.k, s.rows, 2, &w, &o);
 }
 
-/* out still holds what it held before, if the call did nothing. */
+/* out is unchanged if the call did nothing. */
 static const uint16_t mark = 0x7e2a; /* a NaN */
 
 static void mark_out(void)
 {
-    must(fa_cuda_stream_wait(s.stream, &fault)); /* the call before may still write */
+    must(fa_cuda_stream_wait(s.stream, &fault)); /* the previous call may still write */
     static uint16_t marks[B * N * H * D];
     for (int i = 0; i < B * N * H * D; i++) marks[i] = mark;
     put(s.out.data, marks, sizeof marks);
@@ -192,7 +192,7 @@ static void check_passes(void)
                "rows[1] is 8: expected 0 <= row < 8 (q.shape[1])");
 }
 
-/* The driver's functions for graphs, which the library has no use for. */
+/* The driver's functions for graphs, which the library does not use. */
 static bool capture(fa_status (*call)(void), fa_status *status, void **exec)
 {
     int (*begin)(void *, int), (*end)(void *, void **);
@@ -248,7 +248,7 @@ int main(void)
     }
     must(fa_cuda_use_device(0, &fault));
     make();
-    check_graph(); /* first: also the kernel is loaded, and memory allocated, during the capture */
+    check_graph(); /* first: so the kernel is loaded and memory is allocated during the capture */
     check_passes();
     return test_end();
 }

@@ -7,7 +7,7 @@
 
 enum { MAX_PARTS = 6 };
 
-/* Attention of a's queries over keys [from, to) only, aligned as in the whole. */
+/* Attention of a's queries over keys [from, to) only, with the same diagonal as in the whole. */
 static void run_part(attention *a, int64_t from, int64_t to, fa_tensor *out, float *lse,
                      bool with_sinks)
 {
@@ -74,7 +74,7 @@ static void check_split(shape s, int64_t num_parts, option o, bool causal, uint6
     attention_free(&a);
 }
 
-/* Merging nothing, and merging what is empty, stays empty; NaN in an empty part is not read. */
+/* Merging no parts, or empty parts, gives an empty result; NaN in an empty part is not read. */
 static void check_empty(void)
 {
     float values[2][3] = {{NAN, NAN, NAN}, {NAN, NAN, NAN}}, none[1] = {-INFINITY}, out[3], lse;
@@ -105,7 +105,8 @@ static void check_large(void)
     CHECK(fabs((double)lse - (30001 + log1p(exp(-1.0)))) < 0.01, "lse %g", (double)lse);
 }
 
-/* Log-sum-exps in the order (query, batch, head), and one for all heads: the same bits as contiguous. */
+/* Log-sum-exps in the order (query, batch, head), and one for all heads: the same bits as
+ * contiguous. */
 static void check_strides(void)
 {
     enum { B = 2, H = 3, N = 4, D = 5, PARTS = 40, COUNT = B * H * N };
@@ -149,7 +150,7 @@ int main(void)
     for (int n = 0; n < 4; n++)
         for (int64_t parts = 1; parts <= MAX_PARTS; parts++)
             for (int o = 0; o <= NUM_OPTIONS; o++) {
-                /* Dropout counts keys from a sequence's start: a part is another sequence. */
+                /* Dropout counts keys from a sequence's start, so a part has other bits. */
                 if (o == OPTION_DROPOUT || o == OPTION_DIAGONAL) continue;
                 check_split(shapes[n], parts, (option)o, o % 2, (uint64_t)(parts * 100 + o));
             }

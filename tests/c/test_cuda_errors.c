@@ -1,7 +1,7 @@
 /*
- * What the API says when CUDA is asked for and cannot do it, and where it looks for pointers:
- * against a driver that needs no GPU (fake_cuda.c), and against none. The driver is opened once in
- * a process, so each scenario runs in a process of its own.
+ * What the API reports if CUDA is requested but not possible, and where it expects pointers: with a
+ * driver that needs no GPU (fake_cuda.c), and without any. The driver is opened once in a process,
+ * so each scenario runs in its own process.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 
 enum { BATCH = 2, ROWS = 5, HEADS = 4, DIM = 8, COUNT = BATCH * ROWS * HEADS * DIM };
 
-/* Tensors in memory that the fake driver calls its own, and the same on the host. */
+/* Tensors in memory of the fake driver, and the same on the host. */
 typedef struct setup {
     fa_tensor q, k, v, out;
     float *lse;
@@ -139,7 +139,7 @@ static void test_no_context(void)
            "cudaSetDevice");
 }
 
-/* Gradients' memory is looked at too, and the workspace that delta needs on FMA units. */
+/* Gradients' memory is checked too, and the workspace that delta needs on FMA units. */
 static void test_workspace(void)
 {
     use(0);
@@ -174,7 +174,7 @@ static void test_workspace(void)
     EXPECT(weights(&s, here), FA_ERROR_ARGUMENT, "weights.data at 0x", "copy it there first");
 }
 
-/* The families are read from the environment once, so each has a process of its own. */
+/* The environment's families are read once, so each has its own process. */
 static void test_unknown_family(void)
 {
     setenv("FA_CUDA_KERNEL", "sm81", 1);
@@ -196,7 +196,7 @@ static void test_asked_family(void)
            "FA_CUDA_KERNEL asks for sm80 alone");
 }
 
-/* Backward has a variable of its own. */
+/* Backward has its own variable. */
 static void test_asked_backward_family(void)
 {
     setenv("FA_CUDA_BACKWARD_KERNEL", "sm80", 1);
@@ -216,7 +216,7 @@ static void test_unknown_backward_family(void)
            "sm90_persistent sm90 sm80 tf32_in_place tf32 tf32x3_corrected tf32x3 simt");
 }
 
-/* Arguments are checked before the device is looked at. */
+/* Arguments are checked before the device. */
 static void test_arguments(void)
 {
     use(0);
@@ -264,7 +264,7 @@ static void test_other_device(void)
            "lies on CUDA device 1: expected device 0, that of the current context");
 }
 
-/* auto goes where q lies, and then all the others must. */
+/* auto chooses the device of q, and then all others must be there. */
 static void test_auto(void)
 {
     use(0);
@@ -294,7 +294,7 @@ static fa_status combine_locations(fa_tensor part, const float *part_lse, fa_ten
     return fa_combine(parts, part_lses, 2, &out, lse, &o);
 }
 
-/* fa_combine goes where out lies, and then all the others must. */
+/* fa_combine runs on the device of out, and then all others must be there. */
 static void test_combine_places(void)
 {
     use(0);
@@ -321,7 +321,8 @@ static void test_combine_places(void)
            on_cpu);
 }
 
-/* The second part counts like the first, and the arrays of parts are the host's on any device. */
+/* The second part is checked like the first, and the arrays of parts are on the host for any
+ * device. */
 static void test_combine_arrays(void)
 {
     use(0);
@@ -349,7 +350,7 @@ static void test_combine_arrays(void)
           fa_last_error());
 }
 
-/* fa_append goes where k_cache lies. */
+/* fa_append runs on the device of k_cache. */
 static void test_append_places(void)
 {
     use(0);
@@ -382,7 +383,7 @@ static fake_cuda_record *find_record(void)
     return record;
 }
 
-/* The driver is asked about each pointer once, also where q's has chosen the device. */
+/* The driver is asked about each pointer once, also if q's has chosen the device. */
 static void test_dry_runs(void)
 {
     use(0);
@@ -402,7 +403,7 @@ static void test_dry_runs(void)
           record->pointers_asked - before);
 }
 
-/* No launch, no pointer is looked at. */
+/* Without a launch, no pointer is checked. */
 static void test_empty(void)
 {
     use(0);
@@ -411,7 +412,7 @@ static void test_empty(void)
     CHECK(forward(&s) == FA_OK, "an empty problem: %s", fa_last_error());
 }
 
-/* A build without kernels says how to get them. */
+/* The error of a build without kernels tells how to get them. */
 static void test_no_kernels(void)
 {
     setup s = on_host();
@@ -421,7 +422,7 @@ static void test_no_kernels(void)
     EXPECT(forward(&s), FA_ERROR_UNSUPPORTED, "this build has no CUDA kernels", "make CUDA=all");
 }
 
-/* With kernels the fake driver takes a launch as planned; a driver's failure is handed on. */
+/* With kernels, the fake driver accepts a launch as planned; a driver's failure is passed on. */
 static void test_launch(void)
 {
     char text[256];
@@ -502,7 +503,7 @@ static void test_caches(void)
     for (int i = 0; i < 2; i++) {
         s.k = fa_bshd(memory + (2 << 20), types[i], SEQUENCES, KEYS, 4, 128);
         s.v = fa_bshd(memory + (4 << 20), types[i], SEQUENCES, KEYS, 4, 128);
-        s.o.k_scale = s.o.v_scale = NULL; /* they stand for 1 */
+        s.o.k_scale = s.o.v_scale = NULL; /* they count as 1 */
         expect_decode(&s, "decode_sm90", kernels[i]);
         s.o.k_scale = s.o.v_scale = &scale;
         expect_decode(&s, "decode_sm90", kernels[i]);
@@ -523,7 +524,7 @@ static void test_caches(void)
     EXPECT(decode(&s), FA_ERROR_ARGUMENT, "v.shape[3] is 576", "expected a head dim from 1 to 512");
 }
 
-/* The driver is told that the rounding of dq may overlap the kernel in front. */
+/* The driver is told that the rounding of dq may overlap the previous kernel. */
 static void test_overlapping_launch(void)
 {
     enum { N = 128, D = 64 };
@@ -543,7 +544,8 @@ static void test_overlapping_launch(void)
           "%s, overlaps %d", record->last.name, record->last.overlaps);
 }
 
-/* FA_CHECK: nothing is computed if the check finds something; a graph's report comes with the next call. */
+/* FA_CHECK: nothing is computed if the check finds something; a graph's report comes with the next
+ * call. */
 static void test_checked_lengths(void)
 {
     setenv("FA_CHECK", "1", 1);
@@ -575,7 +577,7 @@ static void test_checked_lengths(void)
     CHECK(forward(&s) == FA_OK && record->launches == 9, "afterwards: %s", fa_last_error());
 }
 
-/* Kernels of another architecture only. */
+/* Only kernels of another architecture. */
 static void test_other_architecture(void)
 {
     use(0);
@@ -595,7 +597,7 @@ static void test_info(void)
           info.detail);
 }
 
-/* ---- in processes of their own --------------------------------------------------------------- */
+/* ---- in separate processes ------------------------------------------------------------------- */
 
 static int run_alone(void (*scenario)(void))
 {

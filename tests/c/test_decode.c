@@ -1,4 +1,5 @@
-/* Decode against float64: few queries, many keys, shared heads, every option, pages of every size. */
+/* Decode against float64: few queries, many keys, shared heads, every option, pages of every
+ * size. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +44,7 @@ static void check_lengths(void)
         }
 }
 
-/* Up to 32 rows of queries share a key's head; more go to the forward's algorithm. */
+/* Up to 32 rows of queries share a key's head; more are computed by the forward's algorithm. */
 static void check_groups(void)
 {
     for (int64_t group = 1; group <= 34; group++)
@@ -82,7 +83,7 @@ static void check_latent(void)
         }
 }
 
-/* The keys of a contiguous problem, scattered over pages: the same bits must come out. */
+/* The keys of a contiguous problem, distributed over pages: the results must have the same bits. */
 static void check_pages(int64_t page_size, fa_dtype dtype)
 {
     const int64_t n_k = 300, batch = 2;

@@ -1,4 +1,5 @@
-/* The shared library is opened, used with threads, and closed: its threads must not lose their code. */
+/* The shared library is opened, used with threads, and closed: its threads must not lose their
+ * code. */
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
@@ -21,7 +22,7 @@ static fa_tensor tensor(float *values)
     return t;
 }
 
-/* Equal values come back, whatever the weights. */
+/* The values are equal, so the result has this value whatever the weights are. */
 static int use(void)
 {
     void *library = dlopen(LIBRARY_PATH, RTLD_NOW | RTLD_LOCAL);

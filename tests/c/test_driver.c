@@ -1,7 +1,7 @@
 /*
- * The CUDA driver layer against a driver that needs no GPU (fake_cuda.c): opening, every way in which
- * that fails, what is remembered, what a launch hands over, first use by many threads at once. The driver
- * is opened once in a process, so each scenario runs in a process of its own.
+ * The CUDA driver layer with a driver that needs no GPU (fake_cuda.c): opening, every way in which
+ * that fails, what is remembered, the arguments of a launch, first use by many threads at once. The
+ * driver is opened once in a process, so each scenario runs in its own process.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -23,7 +23,7 @@
 #include "fake_cuda.h"
 #include "gpus.h"
 
-static fake_cuda_record *record; /* of the fake that is open */
+static fake_cuda_record *record; /* of the open fake driver */
 
 static void find_record(void)
 {
@@ -317,7 +317,7 @@ static bool launch(void *kernel, uint32_t smem, fa_cuda_fault *fault)
     return launch_on(0, kernel, smem, fault);
 }
 
-/* Before CUDA 12.3 a graph cannot hold launches that overlap: they begin one after another. */
+/* Before CUDA 12.3 a graph cannot contain launches that overlap: they begin one after another. */
 static void test_no_overlap(void)
 {
     fa_cuda_fault fault = {0};
@@ -461,13 +461,15 @@ static void test_counters(void)
     CHECK(fa_cuda_counter_take(stream_number(9999), 10).number == -1, "of too few counters");
 }
 
-/* A stream without a counter gets that of another one whose launches are known to be done. */
+/* A stream without a counter gets the counter of another stream whose launches are known to have
+ * ended. */
 static void test_shared_counters(void)
 {
     enum { FIRST = FA_CUDA_OWN_COUNTERS, LAST = FA_CUDA_STREAM_COUNTERS };
     if (!use_fake(0)) return;
     for (int stream = 0; stream < LAST; stream++) counter_of(stream);
-    const int32_t oldest = counter_of(FIRST + 1); /* for the next line uses its elder again */
+    /* Not of FIRST, because the next line uses that stream again. */
+    const int32_t oldest = counter_of(FIRST + 1);
     CHECK(counter_of(FIRST) == FA_CUDA_OWN_COUNTERS, "the first shared number");
     counter_of(FIRST + 1);
     record->busy = (uintptr_t)stream_number(FIRST);
@@ -481,7 +483,7 @@ static void test_shared_counters(void)
     record->busy = 0;
     CHECK(counter_of(FIRST) == FA_CUDA_OWN_COUNTERS + 2, "then the oldest");
 
-    /* A launch that is not queued yet counts as one that is not done. */
+    /* A launch that is not queued yet counts as one that has not ended. */
     fa_cuda_counter open[FA_CUDA_SHARED_COUNTERS];
     for (int i = 0; i < FA_CUDA_SHARED_COUNTERS; i++)
         open[i] = fa_cuda_counter_take(stream_number(2000 + i), COUNTERS);
@@ -508,7 +510,7 @@ static void end_graph(void)
     record->num_kept = 0;
 }
 
-/* Each captured call has a counter of its own, for as long as there is the graph. */
+/* Each captured call has its own counter, as long as the graph exists. */
 static void test_captured_counters(void)
 {
     bool taken[COUNTERS] = {false};
@@ -545,7 +547,8 @@ static void test_captured_counters(void)
 
 /* ---- decode ---------------------------------------------------------------------------------- */
 
-/* How many launches a problem of a family takes, whose keys are cut into parts; -1: it fails. */
+/* The number of launches for a problem of a family whose keys are divided into parts; -1: it
+ * fails. */
 static int count_launches(const fa_problem *p, const fa_cuda_family *family, void *kernel,
                           int64_t parts)
 {
@@ -563,7 +566,7 @@ static int count_launches(const fa_problem *p, const fa_cuda_family *family, voi
     return record->launches - before;
 }
 
-/* The same of a decode call of so many sequences. */
+/* The same for a decode call with this many sequences. */
 static int count_decode_launches(void *kernel, int64_t batch, int64_t parts)
 {
     static char memory[64];
@@ -593,7 +596,7 @@ static int count_decode_launches(void *kernel, int64_t batch, int64_t parts)
     return count;
 }
 
-/* One launch, or two where nothing tells a block that it is the last one of its sequence. */
+/* One launch, or two if a block cannot find out that it is the last one of its sequence. */
 static void test_decode_launches(void)
 {
     fa_cuda_fault fault;
@@ -610,7 +613,7 @@ static void test_decode_launches(void)
     unsetenv("FAKE_CUDA_FAIL");
 }
 
-/* Of latent attention with many heads; -1: it fails. */
+/* For latent attention with many heads; -1: it fails. */
 static int count_latent_launches(void *kernel, int64_t parts)
 {
     static _Alignas(16) char memory[64];
@@ -641,7 +644,7 @@ static int count_latent_launches(void *kernel, int64_t parts)
     return count;
 }
 
-/* A second launch merges, of as many blocks as the first one. */
+/* A second launch merges, with as many blocks as the first one. */
 static void test_latent_launches(void)
 {
     fa_cuda_fault fault;
@@ -657,7 +660,7 @@ static void test_latent_launches(void)
     unsetenv("FAKE_CUDA_FAIL");
 }
 
-/* The same of decode_sm90, whose tensor maps are made in front of the launches; -1: it fails. */
+/* The same for decode_sm90, whose tensor maps are made before the launches; -1: it fails. */
 static int count_sm90_launches(void *kernel, int64_t parts)
 {
     static _Alignas(16) char memory[64];
@@ -702,8 +705,8 @@ static void test_sm90_launches(void)
     unsetenv("FAKE_CUDA_FAIL");
 }
 
-/* How many launches a mixed batch takes whose two launches run at the same time, with so many parts
- * for the few queries; -1: it fails. */
+/* The number of launches for a mixed batch whose two launches run at the same time, with this many
+ * parts for the few queries; -1: it fails. */
 static int count_mixed_launches(void *kernel, int64_t parts)
 {
     static _Alignas(16) char memory[64];
@@ -757,7 +760,7 @@ static void test_mixed_launches(void)
     unsetenv("FAKE_CUDA_FAIL");
 }
 
-/* The kernel has fewer sets of counters than there are numbers for captured calls. */
+/* The kernel has fewer sets of counters than there are counters for captured calls. */
 static void test_captured_decode(void)
 {
     enum { SETS = FA_DECODE_COUNTER_SETS - FA_CUDA_STREAM_COUNTERS };
@@ -771,7 +774,7 @@ static void test_captured_decode(void)
         two += count_decode_launches(kernel, 4, 7) != 1;
         if (record->num_kept < FAKE_CUDA_KEPT) continue;
         for (int kept = 0; kept < FAKE_CUDA_KEPT; kept++) free(record->kept[kept].data);
-        record->num_kept = 0; /* graphs that stay */
+        record->num_kept = 0; /* graphs that remain */
     }
     CHECK(two == 0, "%d of %d captured calls have two launches", two, SETS);
     CHECK(count_decode_launches(kernel, 4, 7) == 2, "behind the last set of counters");
@@ -832,7 +835,7 @@ static void test_maps(void)
               !strcmp(fault.call, "cuTensorMapEncodeTiled") && strstr(fault.text, "address"),
           "a base that is not aligned: %s", fault.text);
     shape.base = base;
-    shape.extent[2] = 1; /* its stride is not looked at, and the driver gets one that it takes */
+    shape.extent[2] = 1; /* its stride is ignored, and the driver gets a valid one */
     shape.stride[2] = (uint64_t)-6;
     CHECK(fa_cuda_encode_map(&map, &shape, &fault), "%s", fault.text);
     memcpy(&seen, &map, sizeof seen);
@@ -863,7 +866,7 @@ static void check_map(int i)
           "map %d is that of another shape", i);
 }
 
-/* A stride counts where it is stepped along; else it makes no other map. */
+/* A stride only matters if its axis has several indices; otherwise the map is the same. */
 static void test_known_strides(void)
 {
     fa_cuda_fault fault;
@@ -888,8 +891,8 @@ static void test_known_strides(void)
     CHECK(fa_cuda_encode_map(&map, &shape, &fault) && record->maps == made + 2, "two indices");
 }
 
-/* A map that is asked for again is not made again; one that was driven out is. None is mistaken for
- * another, also after one that failed. */
+/* A map that is requested again is not made again, unless it has been evicted. None is mistaken for
+ * another, also after a failure. */
 static void test_map_memory(void)
 {
     fa_cuda_fault fault;
@@ -906,7 +909,7 @@ static void test_map_memory(void)
     for (int i = 0; i < 2; i++)
         CHECK(!fa_cuda_encode_map(&map, &other, &fault) && fault.code == 2, "it fails");
     setenv("FAKE_CUDA_FAIL", "", 1);
-    for (int i = 511; i >= 0; i--) check_map(i); /* the latest first: they may still be known */
+    for (int i = 511; i >= 0; i--) check_map(i); /* the latest first: they may still be cached */
     check_map(600);
     for (int i = 0; i < 512; i++) check_map(i);
     test_known_strides();
@@ -999,7 +1002,7 @@ static bool same_report(const fa_check_report *a, const fa_check_report *b)
            a->value == b->value && a->high == b->high;
 }
 
-/* A call that may wait gets its own report; the buffer is made once for a context. */
+/* A call that may wait gets its own report; the buffer is allocated once per context. */
 static void test_checks(void)
 {
     fa_cuda_fault fault;
@@ -1027,7 +1030,8 @@ static void test_checks(void)
           "another context has the same buffer");
 }
 
-/* Nothing waits in a capture, not even for the first buffer; what a replay finds is taken once. */
+/* Nothing waits in a capture, not even for the first buffer; what a replay finds is reported
+ * once. */
 static void test_captured_checks(void)
 {
     fa_cuda_fault fault;
@@ -1178,7 +1182,7 @@ static int run(int index)
     return status;
 }
 
-/* Checked when all have run: a process inherits the count of failures so far. */
+/* The result is checked when all have run: a process inherits the count of failures so far. */
 int main(void)
 {
     int statuses[NUM_SCENARIOS];

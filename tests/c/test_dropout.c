@@ -1,4 +1,5 @@
-/* Dropout: Philox's known answers, the share that is kept, the same mask forward and backward. */
+/* Dropout: Philox's known results, the fraction that is kept, the same mask forward and
+ * backward. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,7 @@ static void check_known_answers(void)
     }
 }
 
-/* The layout of the counter, spelled out twice independently. */
+/* The layout of the counter, written down a second time independently. */
 static void check_layout(void)
 {
     ref_random random = {1};
@@ -50,7 +51,7 @@ static void check_layout(void)
 
 enum { N = 400, HEADS = 2 };
 
-/* Reads the mask out of the results: with q = 0 every weight is 1/N, and with unit vectors as values
+/* Reads the mask from the results: with q = 0 every weight is 1/N, and with unit vectors as values
  * out[i][j] is keep_ij / (N (1 - p)); with unit vectors as dout, dv[j][i] is the same. */
 static void check_mask(float p, uint64_t seed, uint64_t offset)
 {

@@ -1,6 +1,6 @@
 /*
- * Every error path of the API: the status, and that the sentence names the argument, its value and
- * what was expected. And the other way round: unusual but legal arguments that must not be refused.
+ * Every error path of the API: the status, and that the message names the argument, its value and
+ * what was expected. And the reverse: unusual but legal arguments that must not be refused.
  *
  * Each case starts from a valid setup, changes one thing and calls.
  */
@@ -16,9 +16,9 @@
 #include "flashattn.h"
 
 enum { B = 2, NQ = 3, NK = 5, HQ = 4, HKV = 2, D = 4, DV = 6, ROWS = 2, PARTS = 2 };
-enum { ROOM = 1024 }; /* floats of each buffer: more than any tensor here spans */
+enum { ROOM = 1024 }; /* floats of each buffer: more than any tensor of these tests uses */
 
-/* Everything that any of the calls takes. A null_ flag passes NULL for the struct itself. */
+/* The arguments of all calls. A null_ flag passes NULL for the struct itself. */
 typedef struct setup {
     fa_tensor q, k, v, out, bias, mask, weights;
     bool null_q, null_k, null_v, null_out, null_weights, null_gradients, null_parts, null_part_lse;
@@ -60,7 +60,7 @@ enum {
 };
 static float buffer[NUM_BUFFERS][ROOM];
 
-static int64_t rows[ROOM]; /* long enough for weights to lie on it */
+static int64_t rows[ROOM]; /* long enough to overlap weights */
 static int32_t cu_q[B + 1], cu_k[B + 1], lengths_q[B], lengths_k[B], table[B * 2];
 static uint64_t dropout_state[2];
 
@@ -354,7 +354,7 @@ static void test_legal_strides(void)
     ACCEPTS(forward, s.o.bias = &s.bias; s.bias.stride[3] = 0; s.bias.stride[2] = -5;
             s.bias.data = buffer[BIAS] + 10);
     ACCEPTS(backward, s.gradients.dout.stride[0] = s.gradients.dout.stride[1] = 0);
-    /* slices of one buffer, side by side: interleaved rows that never meet */
+    /* slices of one buffer, interleaved: their rows never overlap */
     ACCEPTS(backward, s.gradients.dk.stride[1] = 32; s.gradients.dk.stride[0] = 160;
             s.gradients.dv.stride[1] = 32; s.gradients.dv.stride[0] = 160;
             s.gradients.dv.data = buffer[DK] + 8);
@@ -497,7 +497,7 @@ static void test_fp8(void)
     ACCEPTS(forward, s.k.dtype = FA_INT8; s.o.k_descale = one);
 }
 
-/* Scales as a tensor, for keys and values of 8 bits alone. */
+/* Scales as a tensor, only for keys and values of 8 bits. */
 static void test_key_scales(void)
 {
     static fa_tensor scale;
@@ -656,7 +656,7 @@ static void test_ranges(void)
             "expected slopes within 2^60 elements");
 }
 
-/* A struct of a later version, and what a caller of that version left in its new fields. */
+/* A struct of a later version, and the contents of its new fields. */
 typedef struct later_options {
     fa_options known;
     unsigned char tail[32];
@@ -695,7 +695,7 @@ static void test_struct_sizes(void)
     o.tail[9] = 1;
     FAILS(forward_with(&s, &o.known), FA_ERROR_UNSUPPORTED, "options.size is ",
           "is not 0: expected 0 behind", fa_version_string());
-    o.known.size = offsetof(fa_options, threads); /* what lies behind does not count */
+    o.known.size = offsetof(fa_options, threads); /* fields after the size are ignored */
     o.known.threads = -1;
     expect_status(__LINE__, forward_with(&s, &o.known), FA_OK);
 
@@ -731,7 +731,7 @@ static void test_devices(void)
     FAILS(fa_get_cuda_info(NULL), FA_ERROR_ARGUMENT, "info is NULL", "expected where to write");
 }
 
-/* Restores what was there: the whole suite runs under each instruction set in turn. */
+/* Restores the previous value: the whole suite runs under each instruction set in turn. */
 static void test_unknown_isa(void)
 {
     const char *set = getenv("FA_CPU_ISA");
@@ -751,7 +751,7 @@ static void test_unknown_isa(void)
     free(before);
 }
 
-/* Takes the place of the C library's; the engines allocate their scratch with it. */
+/* Replaces the C library's function, with which the engines allocate their scratch memory. */
 static bool memory_is_out;
 
 void *aligned_alloc(size_t alignment, size_t size)
@@ -854,7 +854,7 @@ static void test_paged(void)
     REFUSES(forward, page_keys(&s); lengths_k[0] = 6;
             table[1] = -1, "options.block_table[1] (batch item 0, entry 1) is -1",
             "expected 0 <= page < 2");
-    ACCEPTS(forward, page_keys(&s); table[1] = -1; table[3] = 99); /* behind the lengths */
+    ACCEPTS(forward, page_keys(&s); table[1] = -1; table[3] = 99); /* entries after the lengths */
     ACCEPTS(forward, page_keys(&s); lengths_k[0] = 10);
     ACCEPTS(supported, page_keys(&s); table[0] = 77);
 }
@@ -958,7 +958,7 @@ static void test_weights(void)
     ACCEPTS(weights, pack_queries(&s); pack_keys(&s); s.weights.shape[3] = 3);
 }
 
-/* Lengths and tables are inputs like any other. */
+/* Lengths and tables are inputs like any others. */
 static void test_index_overlap(void)
 {
     int32_t *lse = (int32_t *)(void *)buffer[LSE], *out = (int32_t *)(void *)buffer[OUT];
@@ -1114,7 +1114,7 @@ static void test_names(void)
     }
 }
 
-/* A call that succeeds leaves the sentence of the one that failed. */
+/* A successful call does not change the message of the failed one. */
 static void test_text_stays(void)
 {
     setup s = valid();
@@ -1126,7 +1126,7 @@ static void test_text_stays(void)
                 "options.threads is -1: expected > 0, or 0 for OpenMP's choice");
 }
 
-/* fa_describe names as many threads as a team can have, whatever was wanted. */
+/* fa_describe names at most as many threads as a team can have. */
 static void test_described_threads(void)
 {
     char text[200] = "";

@@ -1,6 +1,6 @@
 /*
- * The vector exponential against long double, over all exponents of float32: at most 2 ulp for results
- * of 2^-126 and more, at most 2^-126 off below (0 is allowed there), and the right limits.
+ * The vector exponential against long double, over all exponents of float32: at most 2 ulp for
+ * results of 2^-126 and more, at most 2^-126 off below (0 is allowed there), and the right limits.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static float from_bits(uint32_t bits)
     return u.value;
 }
 
-/* Every sign and exponent, fractions at random and at both ends. */
+/* Every sign and exponent, with random and extreme fractions. */
 static void fill(ref_random *random)
 {
     int n = 0;
@@ -75,7 +75,7 @@ int main(void)
     for (int f = 0; f < 5; f++) {
         double worst = 0;
         fill(&random);
-        engine->exp2_array(y, factors[f], found, BLOCK - f); /* also lengths that leave a tail */
+        engine->exp2_array(y, factors[f], found, BLOCK - f); /* also lengths with a remainder */
         for (int n = 0; n < BLOCK - f; n++) check_value(factors[f], y[n], found[n], &worst);
         CHECK(worst <= 2, "factor %g: %.3f ulp", (double)factors[f], worst);
         printf("%s, factor %g: at most %.3f ulp\n", engine->name, (double)factors[f], worst);

@@ -1,4 +1,4 @@
-/* Children of fork, where only the thread that forked goes on: their calls work, with threads. */
+/* Children of fork, where only the forking thread exists: their calls work, with threads. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -22,7 +22,7 @@ static bool matches(void)
            same_bits(&expected.dk, &actual.dk) && same_bits(&expected.dv, &actual.dv);
 }
 
-/* Threads of this process; -1: the system does not tell. */
+/* The number of threads of this process; -1: the system does not tell it. */
 static int count_threads(void)
 {
     char line[128];
@@ -43,7 +43,7 @@ static int call_in_child(int32_t threads)
     return threads > 1 && running >= 0 && running < threads ? FEW_THREADS : FINE;
 }
 
-/* generations: of children of children. */
+/* generations: for children of children. */
 static int child(int32_t threads, int generations)
 {
     alarm(SECONDS);
@@ -55,7 +55,7 @@ static int child(int32_t threads, int generations)
     return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0 ? FINE : WRONG;
 }
 
-/* What became of a child, or -1. */
+/* The result of a child, or -1. */
 static int fork_and_call(int32_t threads, int generations)
 {
     fflush(NULL);
@@ -120,7 +120,7 @@ static void check_during_call(void)
     attention_free(&busy);
 }
 
-/* A program with OpenMP threads of its own; threads 0: the library asks OpenMP in the child. */
+/* A program with its own OpenMP threads; threads 0: the library asks OpenMP in the child. */
 static void check_openmp_caller(void)
 {
     int sum = 0;

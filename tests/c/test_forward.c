@@ -1,4 +1,5 @@
-/* Forward against float64: every option alone, every pair of options, every length near a tile edge. */
+/* Forward against float64: every option alone, every pair of options, every length near a tile
+ * edge. */
 #include <stdio.h>
 
 #include "attention.h"
@@ -50,7 +51,7 @@ static void check_tile_edges(void)
             check_lengths(float_dtypes[(i + j) % 3], edges[i], edges[j], (i * 7 + j) % 2);
     check_lengths(FA_FLOAT32, 1600, 70, true); /* the longest query tile */
     check_lengths(FA_BFLOAT16, 1600, 70, false);
-    check_lengths(FA_BFLOAT16, 2047, 70, false); /* the same beside AMX */
+    check_lengths(FA_BFLOAT16, 2047, 70, false); /* the same for AMX */
     check_lengths(FA_BFLOAT16, 2049, 70, true);
 }
 

@@ -1,5 +1,6 @@
 /*
- * The ladder's host side without a GPU: its table, names of images, what a launch's plan is and refuses.
+ * The ladder's host side without a GPU: its table, the names of images, and launch plans and their
+ * refusals.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,7 +159,7 @@ static void check_refusals(void)
                   "needs 232449 bytes of shared memory a block, and NVIDIA H200 has 232448");
 }
 
-/* Loading says what is wrong before it asks for a device. */
+/* Loading reports errors before it needs a device. */
 static void check_loading(void)
 {
     ladder_kernel k;

@@ -1,4 +1,5 @@
-/* Padded, packed and paged batches: each sequence as if it were alone; rows of none are 0. */
+/* Padded, packed and paged batches: each sequence as if it were alone; rows without a sequence are
+ * 0. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@ static const lengths cases[] = {
 };
 enum { CASES = (int)(sizeof cases / sizeof *cases), ROWS_Q = 200, ROWS_K = 520 };
 
-/* NaN into the rows that belong to no sequence. */
+/* Fills rows that belong to no sequence with NaN. */
 static void spoil(const fa_tensor *t, const int32_t *start, const int32_t *length, bool packed)
 {
     for (int64_t a = 0; a < t->shape[0]; a++)
@@ -91,7 +92,8 @@ static void check_paged(const lengths *l, fa_dtype dtype, option o, int64_t page
     if (!table) abort();
     for (int64_t n = 0; n < BATCH * stride; n++) {
         bool used = n % stride * page_size < l->k[n / stride];
-        table[n] = used ? (int32_t)(pages - 1 - n) : INT32_MAX; /* behind: never read */
+        /* Entries after `used` are never read. */
+        table[n] = used ? (int32_t)(pages - 1 - n) : INT32_MAX;
     }
     shape s = {BATCH, 4, 2, ROWS_Q, page_size, 12, 16};
     attention a, store;

@@ -1,7 +1,7 @@
 /*
- * Threads that cannot be started: fewer do the work, with the same bits, or the call says
- * FA_ERROR_MEMORY. Nothing is printed and the process does not end. The linker sends pthread_create
- * here (--wrap).
+ * Threads that cannot be created: fewer threads do the work, with the same bits, or the call
+ * returns FA_ERROR_MEMORY. Nothing is printed and the process does not end. The linker redirects
+ * pthread_create to this file (--wrap).
  */
 #include <errno.h>
 #include <pthread.h>
@@ -43,7 +43,7 @@ static void check_results(attention *a, const char *what)
           "%s: other bits than one thread's", what);
 }
 
-/* A thread of its own starts without workers. */
+/* A thread of the caller's own starts without workers. */
 static void *call_with_few(void *argument)
 {
     attention a;
@@ -63,7 +63,7 @@ static void *call_with_few(void *argument)
     return NULL;
 }
 
-/* Many threads where there is address space for a few. */
+/* Many threads, with address space for only a few. */
 static void check_little_memory(void)
 {
 #ifndef FA_SANITIZED
@@ -76,7 +76,7 @@ static void check_little_memory(void)
         unsigned long pages = 0;
         const int read = file ? fscanf(file, "%lu", &pages) : 0;
         if (file) fclose(file);
-        if (read != 1) _exit(0); /* the system does not tell how much there is now */
+        if (read != 1) _exit(0); /* the system does not tell how much is used now */
         const rlim_t bytes = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (24u << 20);
         const struct rlimit limit = {bytes, bytes};
         if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(3);

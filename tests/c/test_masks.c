@@ -1,6 +1,7 @@
 /*
- * Which keys each query sees, against a predicate in integers. Queries and keys are 0, so that a query
- * that sees m keys weighs each 1/m; value j is the unit vector j: out[i][j] > 0 says that i sees j.
+ * Which keys each query sees, compared with an integer formula. Queries and keys are 0, so a query
+ * that sees m keys gives each the weight 1/m. Value j is the unit vector j, so out[i][j] > 0 means
+ * that i sees j.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -21,7 +22,8 @@ static bool sees(const position_mask *m, int64_t n_q, int64_t n_k, int64_t i, in
     if (m->causal && right_of > 0) return false;
     if (m->window && m->left >= 0 && -right_of > m->left) return false;
     if (m->window && m->right >= 0 && right_of > m->right) return false;
-    if (m->chunk) { /* the query's position less its place in its chunk, in front of 0 too */
+    /* The query's position minus its position in its chunk; also for negative ones. */
+    if (m->chunk) {
         const int64_t position = j - right_of, place = position % m->chunk;
         const int64_t first = position - place - (place < 0 ? m->chunk : 0);
         return j >= first && j - first < m->chunk;
@@ -76,7 +78,7 @@ static void check(const position_mask *m, int64_t n_q, int64_t n_k)
           (long long)first_i, (long long)first_j);
 }
 
-/* All small ones. */
+/* All small masks. */
 static void check_all_small(void)
 {
     for (int64_t n_q = 1; n_q <= 6; n_q++)
@@ -123,7 +125,7 @@ static void check_chunks(void)
             }
 }
 
-/* Around the edges of tiles, and far out. */
+/* Near the edges of tiles, and far from them. */
 static void check_large(void)
 {
     static const int64_t n[][2] = {{1, 400}, {13, 257}, {300, 300}, {400, 33}, {200, 399}};

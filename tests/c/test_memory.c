@@ -1,4 +1,5 @@
-/* n = 131,072: scratch does not grow with n. A narrow window keeps it quick; rows are checked. */
+/* n = 131,072: scratch memory does not grow with n. A narrow window keeps it fast; some rows are
+ * checked. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 
 enum { N = 131072, D = 64, WINDOW = 20 };
 
-/* What a call may add to the peak, in KiB; sanitizers keep freed memory for a while. */
+/* The memory that a call may add to the peak, in KiB; sanitizers keep freed memory for a while. */
 #ifdef FA_SANITIZED
 static const long allowed = 512 * 1024;
 #else
@@ -25,8 +26,8 @@ static long peak_kib(void)
     return usage.ru_maxrss;
 }
 
-/* Random, or (NULL) poisoned: not zeroed, which a compiler may turn into a calloc that touches nothing,
- * and the pages would then be counted as the call's. */
+/* Random, or (NULL) poisoned: not zeroed, because a compiler may turn that into a calloc that
+ * touches no page, and the pages would then be attributed to the call. */
 static float *make(int64_t n, ref_random *random)
 {
     float *x = malloc((size_t)n * sizeof *x);

@@ -18,7 +18,7 @@ static void set_row(const fa_tensor *t, int64_t i, int64_t h, double x)
     for (int64_t c = 0; c < t->shape[3]; c++) ref_store(t, 0, i, h, c, x);
 }
 
-/* NaN in one query: its own row, and in backward all the keys that it sees. */
+/* NaN in one query: its own row becomes NaN, and in backward all the keys that it sees. */
 static void check_query(fa_dtype dtype, double bad, bool decode)
 {
     shape s = usual;
@@ -45,7 +45,7 @@ static void check_query(fa_dtype dtype, double bad, bool decode)
     attention_free(&clean);
 }
 
-/* NaN in one key or value: the rows that see it and no others. */
+/* NaN in one key or value: only the rows that see it become NaN. */
 static void check_key(fa_dtype dtype, bool value, double bad, int64_t n_q)
 {
     shape s = usual;
@@ -69,7 +69,7 @@ static void check_key(fa_dtype dtype, bool value, double bad, int64_t n_q)
     attention_free(&a);
 }
 
-/* One masked key full of NaN: nobody sees it, nothing may change. */
+/* One masked key full of NaN: no query sees it, so nothing may change. */
 static void check_hidden_key(fa_dtype dtype)
 {
     attention a;
@@ -104,7 +104,7 @@ static void check_huge(fa_dtype dtype, double amplitude, double softcap)
     attention_free(&a);
 }
 
-/* -infinity in the bias hides; +infinity and NaN spoil their own row only. */
+/* -infinity in the bias hides; +infinity and NaN only affect their own row. */
 static void check_bias(fa_dtype dtype, double bad)
 {
     attention a;

@@ -1,6 +1,7 @@
 /*
- * More than 2^31 elements: every axis of every tensor gets, one at a time, a stride so large that its
- * last element lies behind element 2^32. The memory is reserved, not used: only touched pages exist.
+ * More than 2^31 elements: every axis of every tensor gets, one at a time, a stride so large that
+ * its last element is beyond element 2^32. The memory is reserved, not used: only touched pages
+ * exist.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 static const size_t reserved = (size_t)20 << 30; /* bytes */
 static const shape usual = {2, 4, 2, 6, 9, 8, 8};
 
-/* A contiguous tensor like t at base, but for the given axis, which is stretched. */
+/* A contiguous tensor like t at base, except that the given axis is stretched. */
 static fa_tensor stretch(const fa_tensor *t, char *base, int axis, bool copy)
 {
     fa_tensor far = *t;
@@ -57,7 +58,7 @@ static void check(int tensor, int axis, int64_t n_q)
     munmap(base, reserved);
 }
 
-/* A mask of 50,000 x 50,000 elements, true at its far corner only. */
+/* A mask of 50,000 x 50,000 elements, true only at its last element. */
 static void check_large_mask(void)
 {
     const int64_t n = 50000;

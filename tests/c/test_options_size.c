@@ -1,7 +1,7 @@
 /*
- * Structs of other versions: what lies behind options->size counts as 0 and is not read. Each size ends
- * right behind a field; the struct lies at the end of its own allocation, where the sanitizer sees
- * reads behind it.
+ * Structs of other versions: fields after options->size count as 0 and are not read. Each size ends
+ * right after a field. The struct is at the end of its own allocation, where the sanitizer detects
+ * reads after it.
  */
 #include <stddef.h>
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 
 static const shape usual = {1, 2, 1, 20, 30, 16, 16};
 
-/* Runs with the first size bytes of full; the result must be that of full with the rest zeroed. */
+/* Runs with the first size bytes of full; the result must equal that of full with its other bytes
+ * set to 0. */
 static void check_size(const fa_options *full, size_t size)
 {
     attention a, b;
@@ -48,7 +49,7 @@ static void check_options(void)
     full.threads = 2;
     full.attention_chunk = 7;
     full.precision = FA_PRECISION_IEEE;
-/* Where a struct would end whose last field this is: at a multiple of its alignment. */
+/* The end of a struct whose last field this is: a multiple of its alignment. */
 #define END(field) ((offsetof(fa_options, field) + sizeof(full.field) + 7) / 8 * 8)
     const size_t sizes[] = {END(size),
                             END(flags),
@@ -125,7 +126,7 @@ static void check_larger(void)
     attention_free(&b);
 }
 
-/* fa_gradients cut behind dq: dk and dv are not written. */
+/* fa_gradients cut after dq: dk and dv are not written. */
 static void check_gradients(void)
 {
     attention a;

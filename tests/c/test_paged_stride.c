@@ -1,6 +1,7 @@
 /*
- * Block tables whose batch items lie far apart: work and scratch go by the sequences' lengths, never by
- * the distance. Seconds tell nothing here; the tests' time limit does, and the sanitizers.
+ * Block tables whose batch items are far apart: work and scratch memory depend on the sequences'
+ * lengths, never on the distance. The time is not measured here; the tests' time limit and the
+ * sanitizers detect errors.
  */
 #include <math.h>
 #include <string.h>

@@ -53,7 +53,7 @@ static const char *name_of(const fa_cuda_plan *plan)
     return fa_variants[plan->launches[0].variant].name;
 }
 
-/* What holds of every plan. */
+/* Properties of every plan. */
 static void check_plan(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_cuda_plan plan = plan_of(p, device);
@@ -125,7 +125,7 @@ static void test_sizes(void)
     }
 }
 
-/* As many tiles as any sequences can have that the rows may be cut into. */
+/* As many tiles as the sequences can have at most, however the rows are divided. */
 static void test_packed(void)
 {
     static const int32_t cu[5] = {0};
@@ -160,7 +160,7 @@ static void set_dtype(fa_problem *p, fa_dtype dtype)
     p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = dtype;
 }
 
-/* As a packed tensor of (batch, row, head, dim) has them: TMA wants whole 16 bytes. */
+/* The strides of a packed tensor of (batch, row, head, dim): TMA needs whole 16 bytes. */
 static void set_strides(fa_view *v, int64_t rows, int64_t heads, int64_t d)
 {
     v->stride[0] = rows * heads * d;
@@ -181,7 +181,7 @@ static fa_problem make_mapped(int64_t heads, int64_t n, int64_t d, int64_t d_v)
     return p;
 }
 
-/* Tensor cores refuse chunked attention by name; the FMA units do it. */
+/* Tensor cores refuse chunked attention by name; the FMA units support it. */
 static void test_chunks(void)
 {
     for (int i = 0; i < DEVICES; i++) {
@@ -207,7 +207,8 @@ static void test_chunks(void)
     }
 }
 
-/* Keys and values of 8 bits are the FMA units'; of fa_weights, int8 and scales are refused by name. */
+/* Keys and values of 8 bits are computed by the FMA units; fa_weights refuses int8 and scales by
+ * name. */
 static void test_caches(void)
 {
     for (int i = 0; i < DEVICES; i++) {
@@ -235,7 +236,7 @@ static void test_caches(void)
     }
 }
 
-/* Head dims above 512: of forward the FMA units alone. */
+/* Head dims above 512: forward is computed only by the FMA units. */
 static void test_latent(void)
 {
     for (int i = 0; i < DEVICES; i++)
@@ -249,8 +250,8 @@ static void test_latent(void)
         }
 }
 
-/* 16-bit problems of every head dim on every device: the plan is sound, and on tensor cores wherever
- * the device has those of the type and the shared memory. */
+/* 16-bit problems of every head dim on every device: the plan is valid, and uses tensor cores if
+ * the device has them for the type, and enough shared memory. */
 static void test_tensor_cores(void)
 {
     for (int64_t d = 1; d <= 512; d++)
@@ -270,15 +271,15 @@ static void test_tensor_cores(void)
             }
 }
 
-/* The family that takes float32 of head dim d in a precision, wherever there is the shared memory,
- * and what it says of its arithmetic. */
+/* The family that computes float32 of head dim d in a precision, if there is enough shared memory,
+ * and its description of its arithmetic. */
 static const char *float32_family(const fa_cuda_device *device, fa_precision precision, int64_t d,
                                   const char **arithmetic)
 {
     const int architecture = 10 * device->major + device->minor;
     const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;        /* KiB, in tf32 */
     const int needed_by_three = d <= 64 ? 39 : d <= 128 ? 71 : 144; /* by three products */
-    const bool hopper = architecture == 90 && d % 4 == 0;           /* TMA wants 16 bytes */
+    const bool hopper = architecture == 90 && d % 4 == 0;           /* TMA needs 16 bytes */
     if (precision != FA_PRECISION_IEEE && hopper &&
         (precision == FA_PRECISION_FLOAT32 || d > 256)) {
         *arithmetic = "three float16 products for each (wgmma), float32 sums";
@@ -325,7 +326,7 @@ static void test_float32(void)
                              : !strstr(general.family->name, "_sm90"),
                       "d %lld: %s", (long long)d, name_of(&general));
             }
-    for (int n = 0; n < 3; n++) { /* where it is asked for */
+    for (int n = 0; n < 3; n++) { /* if it is requested */
         char why[320];
         fa_cuda_plan exact;
         fa_problem p = make_problem(2, 8, 300, 100, 64);
@@ -343,8 +344,8 @@ static void test_float32(void)
     CHECK(strcmp(plan.family->name, "simt") == 0, "%s", name_of(&plan));
 }
 
-/* float32 that TMA does not load, with options and without. Three products
- * do it, and what these do not do either is done in float32 arithmetic. */
+/* float32 that TMA cannot load, with options and without. Three products support it, and what they
+ * do not support is computed in float32 arithmetic. */
 static void test_tf32x3(void)
 {
     static const int unlike[] = {A100, H200};
@@ -379,7 +380,8 @@ static void expect_variant(const fa_problem *p, const fa_cuda_device *device, in
           device->name, fa_variants[variant].name);
 }
 
-/* What needs more than masks by position takes the general form, and so does a negative scale. */
+/* If a problem needs more than masks by position, it uses the general form, and so does a negative
+ * scale. */
 static void test_forms(void)
 {
     static float slopes[1];
@@ -426,7 +428,7 @@ static void expect_share(const fa_problem *p, uint32_t grid, int64_t pairs, int6
           (long long)plan.launches[0].sm80.full_heads, grid, (long long)pairs, (long long)paired);
 }
 
-/* Short tasks, all of whose lengths are known, are shared out among the blocks that have room. */
+/* If all lengths are known, short tasks are distributed to the blocks that have the least work. */
 static void test_shares(void)
 {
     static int32_t lengths[16];
@@ -436,25 +438,26 @@ static void test_shares(void)
     p.causal = true;
     expect_share(&p, 264, 198 * 4 + 58 / 2 * 9, 198); /* 1053 of 1056 */
     p.heads_q = p.heads_kv = 8;
-    expect_share(&p, 264, 128 * 4, 128); /* shorter pairs would be a round more */
+    expect_share(&p, 264, 128 * 4, 128); /* shorter pairs would need another round */
     p.heads_q = p.heads_kv = 16;
     p.window_left = 100;
     expect_share(&p, 264, 0, 0);
     p.seqlens_k = lengths;
     expect_share(&p, 16 * 16 * 8, 0, 0);
-    p = make_problem(1, 16, 16384, 128, 128); /* long ones */
+    p = make_problem(1, 16, 16384, 128, 128); /* long tasks */
     set_dtype(&p, FA_BFLOAT16);
     expect_share(&p, 16 * 128, 0, 0);
     p.causal = true;
     expect_share(&p, 12 * 64 + 2 * 129, 12 * 64 + 2 * 129, 12);
-    p.d = p.d_v = 256; /* one block a multiprocessor */
+    p.d = p.d_v = 256; /* one block per multiprocessor */
     expect_share(&p, 132, 14 * 64 + 129, 14);
-    p = make_problem(1, 16, 1024, 256, 256); /* a task for each */
+    p = make_problem(1, 16, 1024, 256, 256); /* a task for each block */
     set_dtype(&p, FA_BFLOAT16);
     expect_share(&p, 128, 0, 0);
 }
 
-/* Head dims of 257 to 512 on Hopper: two blocks share a work tile, so a grid has an even number of them. */
+/* Head dims of 257 to 512 on Hopper: two blocks share a work tile, so the number of blocks is
+ * even. */
 static void test_wide(void)
 {
     static const struct {
@@ -485,8 +488,8 @@ static void test_wide(void)
     }
 }
 
-/* On Hopper there are variants for rows of few keys, and head dim 64 has one for rows of one tile
- * and one for few queries. Where the device alone knows the lengths, these are not chosen. */
+/* On Hopper there are variants for rows of few keys; head dim 64 also has one for rows of one tile
+ * and one for few queries. If only the device knows the lengths, these are not chosen. */
 static void test_short_rows(void)
 {
     static const int32_t cu[5] = {0};
@@ -521,8 +524,8 @@ static void test_short_rows(void)
     }
 }
 
-/* On Hopper a block takes several tasks of packed sequences, which lie apart in their heads; but few tasks
- * have a block each. */
+/* On Hopper a block takes several tasks of packed sequences, which are far apart in their heads;
+ * but few tasks have a block each. */
 static void test_packed_shares(void)
 {
     static const int32_t cu[5] = {0};
@@ -571,7 +574,7 @@ static fa_problem make_tf32(int64_t heads, int64_t n, int64_t d)
     return p;
 }
 
-/* What forward_tf32_sm90 lacks, and how it says so. */
+/* What forward_tf32_sm90 does not support, and its reasons. */
 static void test_tf32_sm90_refusals(void)
 {
     fa_problem other[3];
@@ -614,7 +617,8 @@ static void test_float32_options(fa_precision precision, const char *family, con
         other[4].bias.data = (char *)slopes;
         other[5].bias = other[6].bias = other[5].q;
         other[5].bias.data = other[6].bias.data = (char *)slopes;
-        other[6].bias.dtype = FA_FLOAT16; /* TMA could load it, but in no such kernel */
+        /* TMA could load it, but these kernels do not support it. */
+        other[6].bias.dtype = FA_FLOAT16;
         other[6].mask.data = (char *)slopes;
         other[7].dropout_threshold = 1;
         for (int n = 0; n < 8; n++) {
@@ -629,7 +633,7 @@ static void test_float32_options(fa_precision precision, const char *family, con
     }
     fa_problem p = make_tf32(8, 300, 128);
     p.precision = precision;
-    p.scale = 1e-9f; /* alone it is no option */
+    p.scale = 1e-9f; /* by itself it is not an option */
     p.lse = slopes;
     CHECK(fa_variants[plan_of(&p, &devices[H200]).launches[0].variant].options == 0, "%s", family);
 }
@@ -646,7 +650,7 @@ static void test_options_of_float32(void)
     test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32, 3);
 }
 
-/* float32 with float32's errors in heads that a cluster of two blocks shares. */
+/* float32 with float32's errors, for heads that a cluster of two blocks shares. */
 static void test_f16x3_clusters(void)
 {
     static const struct {
@@ -672,7 +676,7 @@ static void test_f16x3_clusters(void)
     expect_refusal(&p, &devices[H200], "f16x3_sm90", "the head dims are 516 and 512");
 }
 
-/* Of head dims to 128 few queries take two consumers. */
+/* For head dims to 128, few queries use two consumers. */
 static void test_tf32_sm90_variants(void)
 {
     static const int32_t cu[5] = {0};
@@ -698,7 +702,7 @@ static void test_tf32_sm90_variants(void)
     }
 }
 
-/* A family that is asked for does it or says why not; no other steps in. */
+/* A requested family computes the problem or gives the reason why not; no other replaces it. */
 static void test_asked(void)
 {
     fa_problem p = make_problem(1, 1, 100, 64, 64);
@@ -743,7 +747,7 @@ static fa_cuda_plan asked_plan(const fa_problem *p, const fa_cuda_device *device
     return plan_by(&fa_cuda_decode, p, device);
 }
 
-/* Few queries are the decode kernels'; the other families do what these cannot. */
+/* The decode kernels compute few queries; other families compute what they do not support. */
 static void test_decode_refusals(void)
 {
     static float slopes[8];
@@ -789,7 +793,7 @@ static void test_decode_refusals(void)
     CHECK(plan_of(&other[4], &devices[H200]).family == &fa_cuda_decode, "8 queries of 4 heads");
 }
 
-/* Keys and values of 8 bits, both of one type, with queries of 16. */
+/* Keys and values of 8 bits, both of one type, with 16-bit queries. */
 static void test_decode_bytes(void)
 {
     static const struct {
@@ -855,7 +859,7 @@ static void test_decode_latent(void)
     plan = plan_by(&fa_cuda_decode, &p, &devices[H200]);
     CHECK(plan.launches[0].variant == FA_VARIANT_decode_sm80_latent_f16, "%s", name_of(&plan));
     p.block_table = (const int32_t *)(const void *)memory;
-    p.rows_k = 12; /* TMA takes pages of a multiple of 8 rows */
+    p.rows_k = 12; /* TMA needs pages of a multiple of 8 rows */
     expect_variant(&p, &devices[H200], FA_VARIANT_decode_sm80_latent_f16);
     p.block_table = NULL, p.rows_k = p.n_k;
     fa_problem other[9] = {p, p, p, p, p, p, p, p, p};
@@ -885,8 +889,8 @@ static void test_decode_latent(void)
     }
 }
 
-/* On Hopper both launches of a mixed batch run at the same time; elsewhere one follows the other, and
- * where the family refuses the batch as well. */
+/* On Hopper both launches of a mixed batch run at the same time. On other devices, and if the
+ * family refuses the batch, one follows the other. */
 static void test_mixed_beside(const fa_problem *p)
 {
     static float slopes[32];
@@ -924,7 +928,7 @@ static void test_mixed_beside(const fa_problem *p)
     plan = plan_by(beside, &other, &devices[H200]);
     CHECK(few->decode.parts == 32 && few->grid == 66, "%d parts of at least 256 keys",
           (int)few->decode.parts);
-    /* What it refuses. */
+    /* Problems that it refuses. */
     fa_cuda_device old = devices[H200];
     old.overlaps = false;
     CHECK(plan_by(beside, p, &old).family == &fa_cuda_forward_mixed, "an old driver");
@@ -940,7 +944,8 @@ static void test_mixed_beside(const fa_problem *p)
         CHECK(plan_by(beside, &refused[i], &devices[H200]).family != beside, "case %d", i);
 }
 
-/* Packed queries over a cache: two launches where there may be sequences of few and of many. */
+/* Packed queries over a cache: two launches if there may be sequences with few queries and others
+ * with many. */
 static void test_mixed(void)
 {
     static int32_t starts[65], table[65];
@@ -1050,7 +1055,8 @@ static void test_decode_latent_sm90(void)
         expect_refusal(&other[i], &devices[H200], "latent_sm90", reasons[i]);
 }
 
-/* A dry run may be without data. What it says must do for the call, whose data may be aligned or not. */
+/* A dry run may have no data. Its result must be sufficient for the call, whose data may be aligned
+ * or not. */
 static void test_workspace_without_data(void)
 {
     static char memory[64];
@@ -1109,7 +1115,7 @@ static void test_reciprocals(void)
     }
 }
 
-/* Stages of a launch of decode_sm90, as its kernel is told. */
+/* The stages of a launch of decode_sm90, as passed to its kernel. */
 static bool encode_nothing(fa_tensor_map *map, const fa_tensor_map_shape *shape,
                            fa_cuda_fault *fault)
 {
@@ -1126,14 +1132,14 @@ static fa_decode_sm90_params params_of(const fa_problem *p, const fa_cuda_plan_l
     return params;
 }
 
-/* A call of decode, and what its launch should have. */
+/* A decode call, and the expected properties of its launch. */
 typedef struct decode_case {
     int64_t batch, heads, heads_kv, n_q, keys, dim;
     int variant;
     int32_t tasks, parts, stages;
 } decode_case;
 
-/* make_decode with keys and values that are aligned and contiguous. cache: their type. */
+/* Like make_decode, with keys and values that are aligned and contiguous. cache: their type. */
 static fa_problem make_cached(int64_t batch, int64_t heads, int64_t heads_kv, int64_t keys,
                               int64_t dim, fa_dtype cache)
 {
@@ -1171,7 +1177,7 @@ static void check_decode_sm90(const fa_problem *p, const decode_case *x, int box
     CHECK(plan_of(p, &devices[H200]).family == &fa_cuda_decode_sm90, "case %d unasked", number);
 }
 
-/* Few queries over many keys on Hopper by TMA. */
+/* Few queries over many keys on Hopper, by TMA. */
 static void test_decode_sm90(void)
 {
     static char memory[64];
@@ -1248,7 +1254,7 @@ static void test_decode_sm90(void)
     }
 }
 
-/* The same of 8-bit caches. */
+/* The same for 8-bit caches. */
 static void test_decode_sm90_bytes(void)
 {
     static char memory[64];
@@ -1291,9 +1297,9 @@ static void test_decode_sm90_bytes(void)
           "pages of 48");
 }
 
-/* Where heads do not share keys, there are enough of them, and keys are few, Hopper's forward kernel is
- * faster; but the choice must not depend on the batch where results must not, and the environment's
- * choice counts. */
+/* If heads do not share keys, there are enough of them, and keys are few, then Hopper's forward
+ * kernel is faster. But the choice must not depend on the batch if results must not, and the
+ * environment's choice takes precedence. */
 static void test_decode_is_slower(void)
 {
     fa_problem p = make_decode(16, 32, 32, 2048, 128), longer = make_decode(16, 32, 32, 8192, 128);
@@ -1327,8 +1333,8 @@ static void test_decode_is_slower(void)
               "case %d", i);
 }
 
-/* Packed queries of decode_sm90: work tiles are numbered by sequence where the longest one is known and
- * that takes no more numbers than all rows would. */
+/* Packed queries of decode_sm90: work tiles are numbered by sequence if the longest one is known
+ * and that needs no more numbers than all rows would. */
 static void test_own_tiles(void)
 {
     static int32_t starts[65], table[64];
@@ -1357,7 +1363,7 @@ static void test_own_tiles(void)
               "case %d: %d tiles, %d tasks", i, (int)l->tiles, (int)l->tasks);
     }
     p.max_q = 8;
-    p.seqlens_q = table; /* the longest of these: there may be more rows, to be zeroed */
+    p.seqlens_q = table; /* the longest of these: there may be more rows, which must be cleared */
     const fa_cuda_plan plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
     CHECK(plan.launches[0].tiles == 130 && plan.launches[0].decode.most_queries == 0,
           "%d tiles with lengths of their own", (int)plan.launches[0].tiles);
@@ -1407,7 +1413,7 @@ static void test_decode_parts(void)
     }
 }
 
-/* Pages take bytes on their way: as many blocks as there is room for, at all times. */
+/* Pages need many bytes in flight: as many blocks as fit, always. */
 static void test_decode_pages(void)
 {
     static const int32_t table[64];
@@ -1420,7 +1426,7 @@ static void test_decode_pages(void)
           "%d parts, %u bytes of shared memory", (int)l->decode.parts, l->smem_bytes);
 }
 
-/* Many sequences are cut all the same where one may be long. */
+/* Many sequences are divided nevertheless if one may be long. */
 static void test_own_lengths(void)
 {
     static const int32_t lengths[4096] = {0};
@@ -1437,7 +1443,7 @@ static void test_own_lengths(void)
           "8,192 keys are cut in another way where there may be fewer");
 }
 
-/* With FA_BATCH_INVARIANT a sequence is cut in the same places however many there are. */
+/* With FA_BATCH_INVARIANT a sequence is divided in the same places whatever the batch size is. */
 static void test_invariant_parts(void)
 {
     for (int64_t n_k = 1; n_k <= 1 << 20; n_k = n_k * 3 + 1) {
@@ -1455,7 +1461,7 @@ static void test_invariant_parts(void)
     fa_problem p = make_decode(1, 32, 8, 1000, 128);
     p.batch_invariant = true;
     p.cu_seqlens_q = p.cu_seqlens_k = cu;
-    p.rows_q = p.n_q = 500; /* of one sequence; or of 100 */
+    p.rows_q = p.n_q = 500; /* of one sequence, or of 100 */
     const fa_cuda_plan one = asked_plan(&p, &devices[H200]);
     p.batch = 100;
     const fa_cuda_plan many = asked_plan(&p, &devices[H200]);
@@ -1467,7 +1473,7 @@ static void test_invariant_parts(void)
     CHECK(plan_of(&p, &devices[H200]).family != &fa_cuda_decode, "packed forward");
 }
 
-/* Without words the plan is the same. */
+/* The plan is the same if no text is requested. */
 static void test_without_words(void)
 {
     const int64_t dims[] = {64, 128, 200, 512};
@@ -1497,7 +1503,7 @@ static void test_without_words(void)
           "float32 on tensor cores");
 }
 
-/* A field that is not written would hold what an earlier call left on the stack. */
+/* A field that is not written would have the value that an earlier call left on the stack. */
 static void test_params_are_written(void)
 {
     fa_problem p = make_problem(2, 4, 100, 64, 64);

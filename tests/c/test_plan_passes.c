@@ -33,7 +33,7 @@ static fa_problem make_problem(fa_pass pass, int64_t batch, int64_t heads, int64
                         .window_right = -1};
 }
 
-/* With all results wanted. */
+/* With all results requested. */
 /* For the FMA units: float32 in IEEE 754's arithmetic. */
 static fa_problem make_backward(int64_t batch, int64_t heads, int64_t n, int64_t d)
 {
@@ -62,7 +62,7 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
     return plan_by(NULL, p, device);
 }
 
-/* The plan with launches of their own for what is in front of the products and behind them. */
+/* The plan with separate launches before and after the products. */
 static fa_cuda_plan plan_apart(const fa_problem *p)
 {
     const fa_cuda_plan plan = plan_of(p, &devices[H200]);
@@ -71,7 +71,7 @@ static fa_cuda_plan plan_apart(const fa_problem *p)
                : plan;
 }
 
-/* Of blocks that are not persistent. */
+/* For blocks that are not persistent. */
 static size_t workspace_of(const fa_problem *p)
 {
     return plan_by(&fa_cuda_backward_sm90, p, &devices[H200]).workspace_bytes;
@@ -101,12 +101,12 @@ static const fa_cuda_plan_launch *find(const fa_cuda_plan *plan, int first, int 
 
 static int64_t tasks_of(const fa_cuda_plan_launch *l) { return l ? l->tasks : -1; }
 
-/* What holds of every launch. */
+/* Properties of every launch. */
 static void check_launch(const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                          const fa_cuda_device *device)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    CHECK(v->element == FA_ELEMENT_TF32 || /* in whose names this is for "sm80" */
+    CHECK(v->element == FA_ELEMENT_TF32 || /* its name is in place of "sm80" */
               v->element == FA_ELEMENT_TF32X3 ||
               strncmp(v->name, v->kernel, strlen(v->kernel)) == 0,
           "%s: %s", v->name, v->kernel);
@@ -166,7 +166,8 @@ static void test_variants(void)
     }
 }
 
-/* Tasks cover what there is to write, whatever the layout of keys; delta needs a float a row. */
+/* Tasks cover everything that must be written, whatever the layout of keys; delta needs a float for
+ * each row. */
 static void test_tasks(void)
 {
     static const int32_t table[1] = {0};
@@ -210,7 +211,8 @@ static void test_sizes(void)
     }
 }
 
-/* Which launches of a plan are queued: bit 0 for delta, 1 for dQ, 2 for dK and dV, 3 for the bias, 4 for the sinks. */
+/* Which launches of a plan are queued: bit 0 for delta, 1 for dQ, 2 for dK and dV, 3 for the bias,
+ * 4 for the sinks. */
 static int queued(const fa_cuda_plan *plan)
 {
     const fa_cuda_plan_launch *const launches[] = {
@@ -232,7 +234,7 @@ static fa_problem make_half(int64_t batch, int64_t heads, int64_t n, int64_t d)
     return p;
 }
 
-/* family: that does it instead. */
+/* family: the one that computes it instead. */
 static void check_refused(const fa_problem *p, const fa_cuda_family *family, const char *reason)
 {
     char text[640], expected[80];
@@ -242,7 +244,8 @@ static void check_refused(const fa_problem *p, const fa_cuda_family *family, con
     CHECK(s.family == family && strstr(text, expected), "expected \"%s\": %s", expected, text);
 }
 
-/* What Hopper's kernels cannot do goes to mma.sync, what tensor cores cannot do to the FMA units, and fa_describe says why. */
+/* What Hopper's kernels do not support is computed by mma.sync, and what tensor cores do not
+ * support by the FMA units. fa_describe gives the reason. */
 static void test_refused(void)
 {
     static const int32_t table[1] = {0};
@@ -264,7 +267,8 @@ static void test_refused(void)
     CHECK(s.family == &fa_cuda_backward_simt && !s.passed_over[0], "on a T4");
 }
 
-/* A workspace is asked for before the gradients are known: there is room for the family that takes any strides of dout, too. */
+/* A workspace size is requested before the gradients are known, so it is sufficient for the family
+ * that supports any strides of dout, too. */
 static void test_room(void)
 {
     for (int ordered = 0; ordered < 2; ordered++)
@@ -284,7 +288,8 @@ static void test_room(void)
         }
 }
 
-/* The variants of backward_sm80 that GPUs have the shared memory for; where they have none, the FMA units do it. */
+/* The variants of backward_sm80 for which GPUs have enough shared memory; without any, the FMA
+ * units compute it. */
 static void test_sm80(void)
 {
     static const struct {
@@ -347,7 +352,7 @@ static void test_float32_variants(void)
         int64_t d, d_v;
         bool option;
         int variant;
-        const char *why; /* not */
+        const char *why; /* why it is not */
     } cases[] = {
         {tf32, H200, 64, 8, false, FA_VARIANT_backward_tf32_d64, ""},
         {tf32, H200, 40, 64, true, FA_VARIANT_backward_tf32_d64_general, ""},
@@ -393,7 +398,7 @@ static void test_float32_variants(void)
             make_float32(cases[i].d, cases[i].d_v,
                          cases[i].family == tf32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32);
         if (cases[i].option) p.softcap = 1;
-        p.n_q = p.rows_q = p.n_k = p.rows_k = 2000; /* of shorter ones sums are in dq */
+        p.n_q = p.rows_q = p.n_k = p.rows_k = 2000; /* for shorter sequences, sums are in dq */
         const fa_cuda_plan s = plan_of(&p, &devices[cases[i].gpu]);
         const bool refused = cases[i].variant == FA_NO_VARIANT;
         const int main = s.family == &fa_cuda_backward_tf32x3_corrected ? 2 : 1;
@@ -411,7 +416,7 @@ static void test_float32_variants(void)
     }
 }
 
-/* Whether the family alone takes the problem; else why says for what reason not. */
+/* Whether only this family takes the problem; otherwise, reason: why not. */
 static bool takes(const fa_cuda_family *family, const fa_problem *p, const char *reason)
 {
     fa_cuda_plan plan;
@@ -422,7 +427,7 @@ static bool takes(const fa_cuda_family *family, const fa_problem *p, const char 
     return false;
 }
 
-/* Wide heads have what may hide keys, as others do. */
+/* Wide heads support options that may hide keys, as others do. */
 static void test_wide_hidden_keys(void)
 {
     const fa_cuda_family *const families[] = {&fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3,
@@ -449,8 +454,9 @@ static void test_wide_hidden_keys(void)
         }
 }
 
-/* The precision chooses among the families for float32. What tensor cores refuse goes to the FMA
- * units. A workspace that is asked for before the gradients are known has room for both. */
+/* The precision chooses among the families for float32. What tensor cores refuse is computed by the
+ * FMA units. A workspace size that is requested before the gradients are known is sufficient for
+ * both. */
 static void test_float32_families(void)
 {
     const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32,
@@ -502,8 +508,8 @@ static void test_float32_families(void)
     CHECK(!takes(tf32, &p, "q.dtype is float16"), "16 bits");
 }
 
-/* A launch more than tf32x3, with the options of the kernel behind it, as many blocks as the device runs at a time, and a
- * factor of each query. */
+/* One launch more than tf32x3: it has the options of the kernel after it, as many blocks as the
+ * device runs at a time, and a factor for each query. */
 static void test_corrected(void)
 {
     const fa_cuda_family *const corrected = &fa_cuda_backward_tf32x3_corrected;
@@ -558,8 +564,8 @@ static void test_corrected(void)
     }
 }
 
-/* Sums of dQ in dq: two launches, and no sums in the workspace, also before the gradients are known.
- * Only of short sequences in tf32, unless the environment asks for it. */
+/* Sums of dQ in dq: two launches, and no sums in the workspace, also before the gradients are
+ * known. Only for short sequences in tf32, unless the environment requests it. */
 static void test_in_place(void)
 {
     const fa_cuda_family *const in_place = &fa_cuda_backward_tf32_in_place;
@@ -586,7 +592,7 @@ static void test_in_place(void)
         s = plan_by(in_place, &p, &devices[H200]);
         CHECK(s.workspace_bytes == rows + 2 * 8 * 16 * 16 * sizeof(int32_t), "%zu bytes",
               s.workspace_bytes);
-        /* simt, which takes what it refuses, needs delta. */
+        /* simt, which computes what this family refuses, needs delta. */
         p.deterministic = false, p.dout.data = NULL;
         s = plan_by(in_place, &p, &devices[H200]);
         CHECK(s.workspace_bytes == (rows > delta ? rows : delta), "%zu bytes before",
@@ -601,7 +607,8 @@ static void test_in_place(void)
     CHECK(plan_by(in_place, &ieee, &devices[H200]).family == &fa_cuda_backward_simt, "IEEE");
 }
 
-/* The gradients of a bias and of sinks have launches behind, as in backward_sm90; one order of the sums has semaphores. */
+/* The gradients of a bias and of sinks have launches afterwards, as in backward_sm90; one order of
+ * the sums has semaphores. */
 static void test_sm80_launches(void)
 {
     static const float sinks[8] = {0};
@@ -630,8 +637,8 @@ static void test_sm80_launches(void)
     CHECK(s.count == 3 && s.launches[2].idle && !s.launches[1].idle, "without dq");
 }
 
-/* Options take a variant of their own, and the gradients of sinks launches behind; what these need of the workspace is there
- * before they are asked for. */
+/* Options have their own variant, and the gradients of sinks launches afterwards. The workspace
+ * that these need is included before they are requested. */
 static void test_sm90(void)
 {
     static const float slopes[8] = {0};
@@ -673,7 +680,7 @@ static void test_sm90(void)
               "delta of launch %d", i);
 }
 
-/* The launches of dbias, by letter: cleared before, rounded behind, alone. */
+/* The launches of dbias, by letter: cleared before, rounded afterwards, separate. */
 static const char *dbias_launches(const fa_problem *p)
 {
     static char text[8];
@@ -685,7 +692,8 @@ static const char *dbias_launches(const fa_problem *p)
     return text;
 }
 
-/* The kernel of the other gradients makes dbias where it can; what that takes of the workspace is there before it is asked for. */
+/* The kernel of the other gradients computes dbias if it can. The workspace for that is included
+ * before it is requested. */
 static void test_dbias(void)
 {
     enum { N = 1000 };
@@ -721,8 +729,8 @@ static void test_dbias(void)
     CHECK(strcmp(dbias_launches(&p), "a") == 0, "over keys: %s", dbias_launches(&p));
 }
 
-/* Blocks share key tiles where these are too few for the device. At head dim 128 a multiprocessor has one block of
- * backward_sm80, too. */
+/* Blocks share key tiles if there are too few for the device. At head dim 128 a multiprocessor has
+ * one block of backward_sm80, too. */
 static void test_splits(void)
 {
     static const struct {
@@ -765,7 +773,7 @@ static void test_splits(void)
     }
 }
 
-/* Only what has somewhere to go is computed, and delta only if something needs it. */
+/* Only requested results are computed, and delta only if something needs it. */
 static void test_wanted(void)
 {
     static float sinks[1];
@@ -866,7 +874,7 @@ static void test_refusals(void)
     }
 }
 
-/* Five launches fit into the text that fa_describe's caller gets. */
+/* Five launches fit into the text of fa_describe. */
 static void test_text(void)
 {
     char text[512];
@@ -961,8 +969,8 @@ static void test_wide(void)
     }
 }
 
-/* The main launch and the rounding of dq overlap the launch in front; prepare, which reads what the
- * caller's kernels wrote, and the kernel for wide head dims do not. */
+/* The main launch and the rounding of dq overlap the previous launch. prepare does not, because it
+ * reads what the caller's kernels wrote; neither does the kernel for wide head dims. */
 static void test_overlaps(void)
 {
     fa_problem p = make_half_backward(2, 8, 1000);
@@ -980,7 +988,8 @@ static void test_overlaps(void)
         CHECK(!plan.launches[i].overlaps, "launch %d overlaps on an A100", i);
 }
 
-/* Blocks clear sums of dQ for groups of heads a round of blocks ahead; prepare, those of the first groups. */
+/* Blocks clear sums of dQ for groups of heads a round of blocks ahead; prepare, those of the first
+ * groups. */
 static void test_clear_ahead(void)
 {
     static const struct {
@@ -1013,8 +1022,8 @@ static void test_clear_ahead(void)
     }
 }
 
-/* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT asks: semaphores, and blocks of several heads that
- * take turns. */
+/* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT requests it: semaphores,
+ * and blocks of several heads that take turns. */
 static void test_order(void)
 {
     fa_problem p = make_half_backward(4, 16, 4096);
@@ -1041,8 +1050,8 @@ static void test_order(void)
               (long long)find_sm90(&plan)->heads_together);
     }
 
-    /* Under a causal mask the blocks of all heads but the last ones ascend; where sums must not
-     * depend on the batch, of all. */
+    /* Under a causal mask the blocks of all heads but the last ones ascend; if sums must not depend
+     * on the batch, those of all heads. */
     static const struct {
         int64_t batch, heads, n, d, window;
         bool invariant;
@@ -1085,15 +1094,15 @@ static void test_order(void)
     p.batch_invariant = true;
     plan = plan_apart(&p);
     CHECK(find_sm90(&plan)->ordered, "a batch item's sums depend on the batch");
-    p.blocks_q = p.batch = 1; /* alone, where TMA does not look at this stride */
+    p.blocks_q = p.batch = 1; /* a batch of one, for which TMA ignores this stride */
     p.dout.stride[0] += 4;
     plan = plan_apart(&p);
     CHECK(plan.family != &fa_cuda_backward_sm90 && strstr(plan.passed_over, "dout.stride[0] is "),
           "%s", plan.passed_over);
 }
 
-/* Persistent blocks run where head dims are at most 64 or they are asked for, one for each multiprocessor, with a counter that
- * prepare clears. */
+/* Persistent blocks run if head dims are at most 64 or if they are requested, one for each
+ * multiprocessor, with a counter that prepare clears. */
 static void test_persistent(void)
 {
     const fa_cuda_device *device = &devices[H200];
@@ -1128,7 +1137,7 @@ static void test_persistent(void)
     l = FIND(&plan, backward_sm90_persistent);
     CHECK(l && l->grid == 4, "%u blocks", l ? l->grid : 0);
 
-    p.batch = 0; /* prepare does not run: nobody clears a counter */
+    p.batch = 0; /* prepare does not run, so nobody clears a counter */
     CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why), "%s", why);
     l = FIND(&plan, backward_sm90_persistent);
     CHECK(l && l->backward_sm90.counter_offset == 0, "a counter");
@@ -1150,7 +1159,7 @@ static void test_persistent(void)
     }
 }
 
-/* Joined launches: one behind another that clears two counters of each unit. */
+/* Joined launches: one, after a launch that clears two counters for each unit. */
 static void test_joined(void)
 {
     static const struct {

@@ -2,7 +2,7 @@
 #include "check.h"
 #include "random_problem.h"
 
-/* Sanitizers look at paths and sizes, which repeat themselves sooner than numbers do. */
+/* Sanitizers check code paths and sizes, which repeat sooner than numbers do. */
 #ifdef FA_SANITIZED
 enum { PROBLEMS = 150 };
 #else

@@ -1,4 +1,5 @@
-/* Layouts: every order of the axes, gaps, negative and 0 strides, every misalignment, packed qkv. */
+/* Layouts: every order of the axes, gaps, negative and 0 strides, every misalignment, packed
+ * qkv. */
 #include <stdio.h>
 #include <string.h>
 
@@ -45,7 +46,7 @@ static void check_misalignment(void)
     }
 }
 
-/* q, k and v side by side in each row, as one matrix product leaves them; outputs likewise. */
+/* q, k and v side by side in each row, as one matrix product returns them; outputs likewise. */
 static void check_packed_qkv(fa_dtype dtype)
 {
     const int64_t batch = 2, n = 50, heads = 3, d = 20, row = 3 * heads * d;
@@ -86,7 +87,8 @@ static void check_broadcast(void)
         }
 }
 
-/* An axis with one index may have any stride: nothing steps by it. The sanitizers see who counts. */
+/* An axis with one index may have any stride, because it is never used. The sanitizers detect its
+ * use. */
 static void check_one_index(void)
 {
     static const shape s = {1, 1, 1, 1, 1, 16, 16};

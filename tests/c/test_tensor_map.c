@@ -1,5 +1,5 @@
 /*
- * Which tensors TMA can be told of: every limit from both sides. Needs no driver.
+ * Which tensors TMA can describe: every limit from both sides. Needs no driver.
  */
 #include <stdint.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 
 static _Alignas(16) char memory[64];
 
-/* (dim, sequence, head, batch) of a (batch, sequence, head, dim) tensor: heads lie nearer than rows
- * do. */
+/* (dim, sequence, head, batch) of a (batch, sequence, head, dim) tensor: heads are nearer to each
+ * other than rows. */
 static fa_tensor_map_shape usual(void)
 {
     return (fa_tensor_map_shape){.base = memory,
@@ -103,7 +103,7 @@ static void test_strides(void)
             shape.stride[axis] = (uint64_t)cases[i].stride;
             if (cases[i].reason) REFUSED(shape, cases[i].reason);
             else FITS(shape);
-            shape.extent[axis] = 1; /* now nothing is stepped along it */
+            shape.extent[axis] = 1; /* now this axis is never stepped along */
             FITS(shape);
         }
 }

@@ -1,4 +1,5 @@
-/* The same bits whatever the number of threads and whoever calls: OpenMP regions, concurrent threads. */
+/* The same bits whatever the number of threads and whoever calls: OpenMP regions, concurrent
+ * threads. */
 #include <pthread.h>
 #include <string.h>
 
@@ -84,7 +85,7 @@ typedef struct caller {
     attention a;
     fa_status status;
     char error[200];
-    int bad_argument; /* each caller provokes an error of its own */
+    int bad_argument; /* each caller makes an error of its own */
 } caller;
 
 static void *call(void *argument)

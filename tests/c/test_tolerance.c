@@ -1,6 +1,6 @@
 /*
- * What rounding allows (ref_rounding_for): kernels that round as the library's do pass, by a margin; errors
- * that are a little larger do not. The kernels are simulated here, in float64 but for the roundings themselves.
+ * What ref_rounding_for allows: kernels that round as the library's do pass by a margin; slightly
+ * larger errors do not. The kernels are simulated here, in float64 except for the rounding itself.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -9,16 +9,17 @@
 
 enum { HEADS = 2, QUERIES = 16, DIM = 64, MAX_KEYS = 1000 };
 
-/* What a simulated kernel does. */
+/* The properties of a simulated kernel. */
 typedef struct kernel {
-    fa_dtype weights; /* to which it rounds them; FA_FLOAT32: all operands to tf32 */
+    /* The type of rounded weights; FA_FLOAT32: all operands are rounded to tf32. */
+    fa_dtype weights;
     double base;      /* a row's largest weight */
     bool sum_rounded; /* divides by the sum of the rounded weights */
     bool drops_key;   /* loses a key */
     double error;     /* multiplies all errors by this */
 } kernel;
 
-/* To 11 bits as kernels do it in one instruction (fa_near_tf32). */
+/* Rounds to 11 bits as kernels do it in one instruction (fa_near_tf32). */
 static double near_tf32(double x)
 {
     int exponent;
@@ -26,7 +27,7 @@ static double near_tf32(double x)
     return ldexp(trunc(ldexp(fraction, 11)), exponent - 11);
 }
 
-/* To 11 bits, ties away from 0, as cvt.rna.tf32 does it. */
+/* Rounds to 11 bits, ties away from 0, like cvt.rna.tf32. */
 static double rounded_to_tf32(double x)
 {
     int exponent;
@@ -34,7 +35,7 @@ static double rounded_to_tf32(double x)
     return ldexp(round(ldexp(fraction, 11)), exponent - 11);
 }
 
-/* Rounded as ref_store does it, to a 16-bit type; FA_FLOAT32: to tf32. */
+/* Rounded to a 16-bit type like ref_store; FA_FLOAT32: to tf32. */
 static double rounded(fa_dtype dtype, double x)
 {
     if (dtype == FA_FLOAT32) return rounded_to_tf32(x);
@@ -55,7 +56,7 @@ static double operand(const fa_tensor *t, int64_t a, int64_t b, int64_t c, int64
 
 static void load_head(const attention *a, int64_t h)
 {
-    const int64_t page = a->in.k.shape[1]; /* all keys, but for share_rows */
+    const int64_t page = a->in.k.shape[1]; /* all keys, except for share_rows */
     for (int64_t j = 0; j < a->s.n_k; j++)
         for (int64_t c = 0; c < DIM; c++) {
             keys[j][c] = operand(&a->in.k, j / page, j % page, h, c);
@@ -82,7 +83,7 @@ static void share_rows(attention *a, int64_t pages)
     a->in.options.block_table_stride = pages;
 }
 
-/* Row i of head h, which is loaded, into a->out. exact: by the definition. */
+/* Computes row i of head h, which is loaded, into a->out. exact: by the definition. */
 static void simulate_row(attention *a, const kernel *k, const ref_array *exact, int64_t h,
                          int64_t i)
 {
@@ -107,7 +108,8 @@ static void simulate_row(attention *a, const kernel *k, const ref_array *exact, 
     }
 }
 
-/* The report of such a kernel on random inputs, queries multiplied by peak. pages: whose keys are equal; 0: no keys are. */
+/* The report of such a kernel on random inputs, with queries multiplied by peak. pages: whose keys
+ * are equal; 0: no keys are. */
 static ref_report check_pages(const kernel *k, fa_dtype dtype, int64_t n, double peak,
                               bool sum_rounded, int64_t pages)
 {
@@ -146,7 +148,7 @@ enum {
     PEAKS = (int)(sizeof peaks / sizeof *peaks)
 };
 
-/* Weights rounded at the row's maximum, or at any base, divided by either sum. */
+/* Weights rounded at the row's maximum or at another base, divided by either sum. */
 static void check_roundings(fa_dtype dtype)
 {
     const double bases[] = {1, 1.37};
@@ -162,8 +164,8 @@ static void check_roundings(fa_dtype dtype)
                 }
 }
 
-/* Such errors several times: the largest of a few thousand is then beyond what is allowed. In tf32 scores, weights
- * and values are rounded, and what is allowed for each is added up. */
+/* Such errors several times: the largest of a few thousand is then above what is allowed. In tf32,
+ * scores, weights and values are rounded, and the allowances for each are added up. */
 enum { TIMES = 6, TIMES_TF32 = 16 };
 
 static void check_larger_errors(fa_dtype dtype)
@@ -179,7 +181,8 @@ static void check_larger_errors(fa_dtype dtype)
         }
 }
 
-/* Keys that are the same memory are rounded the same way: their errors add up, and as much is allowed, but no more. */
+/* Keys that are the same memory are rounded the same way: their errors add up, and exactly that is
+ * allowed. */
 static void check_equal_keys(fa_dtype dtype)
 {
     enum { KEYS = 240 };
@@ -207,8 +210,8 @@ static void check_lost_key(fa_dtype dtype)
     }
 }
 
-/* A row that one key dominates: divided by the exact sum, a weight between two numbers keeps its rounding
- * error; divided by the sum of the rounded weights it has none, and none is allowed. */
+/* A row that one key dominates. Divided by the exact sum, a weight between two numbers keeps its
+ * rounding error; divided by the sum of the rounded weights it has none, and none is allowed. */
 static void check_dominated_rows(fa_dtype dtype)
 {
     const kernel k = {dtype, 1 + 0.49 * ref_epsilon(dtype), false, false, 1};
@@ -219,7 +222,8 @@ static void check_dominated_rows(fa_dtype dtype)
           fa_dtype_name(dtype), 1e2 * strict.worst);
 }
 
-/* A gradient of keys or values to which `used` of n equal queries contribute: a float32 sum, one after the other. */
+/* A gradient of keys or values to which `used` of n equal queries contribute: a float32 sum, one
+ * after the other. */
 static void sum_equal_queries(const fa_tensor *t, const ref_array *exact, int n, int used)
 {
     for (int64_t j = 0; j < t->shape[1]; j++)
@@ -232,7 +236,8 @@ static void sum_equal_queries(const fa_tensor *t, const ref_array *exact, int n,
         }
 }
 
-/* Terms of sums that are equal are rounded the same way: their errors add up. A lost query is more than that. */
+/* Equal terms of sums are rounded the same way: their errors add up. A lost query changes the sum
+ * more than that. */
 static void check_equal_queries(void)
 {
     enum { N = 4000 };
@@ -256,7 +261,8 @@ static void check_equal_queries(void)
     attention_free(&a);
 }
 
-/* The CPU in float16, and all in float32, keep weights in float32: those of tensor cores do not pass. */
+/* The CPU in float16, and every device in float32, keep weights in float32: the errors of tensor
+ * cores are not accepted. */
 static void check_devices(void)
 {
     ref_inputs in = {.q.dtype = FA_FLOAT16, .k.dtype = FA_FLOAT16, .v.dtype = FA_FLOAT16};

@@ -1,4 +1,4 @@
-/* Running the command, files, and a JSON checker. */
+/* Runs the command; files, and a JSON checker. */
 #include "harness.h"
 
 #include <dirent.h>
@@ -15,7 +15,7 @@
 
 extern char **environ;
 
-/* Captured output lies next to the directory, so that it is not counted among its entries. */
+/* Captured output is next to the directory, so that it is not counted among its entries. */
 static char command[4096], directory[] = "/tmp/flashattn-test-XXXXXX";
 static char capture_out[sizeof directory + 4], capture_err[sizeof directory + 4];
 static int checks, failures;
@@ -30,7 +30,8 @@ void harness_begin(int argc, char **argv)
 {
     if (argc != 2 || !realpath(argv[1], command)) give_up("the command to test");
     if (!mkdtemp(directory) || chdir(directory) != 0) give_up(directory);
-    setenv("FA_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1); /* the same on every machine */
+    /* So that all machines behave the same. */
+    setenv("FA_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1);
     snprintf(capture_out, sizeof capture_out, "%s.out", directory);
     snprintf(capture_err, sizeof capture_err, "%s.err", directory);
 }
@@ -98,7 +99,7 @@ static void take_capture(const char *path, char *text, size_t size)
 
 static outcome result;
 
-/* Standard output goes to this file; standard error is captured. */
+/* Standard output is written to this file; standard error is captured. */
 static const outcome *run_to(const char *output, const char *const *arguments)
 {
     posix_spawn_file_actions_t actions;
@@ -146,7 +147,7 @@ const outcome *harness_run_to_terminal(const char *const *arguments)
     return o;
 }
 
-/* Reads until the last writer has closed the terminal, which Linux tells as EIO. */
+/* Reads until the last writer has closed the terminal, for which Linux returns EIO. */
 static void drain_terminal(int terminal)
 {
     size_t used = 0;
@@ -283,7 +284,7 @@ void harness_fill(float *data, int64_t count, float range, uint32_t seed)
     }
 }
 
-/* ---- JSON: each function returns what is left of the text, NULL if it is wrong --------------- */
+/* ---- JSON: each function returns the rest of the text, NULL if it is malformed --------------- */
 
 static const char *json_value(const char *s);
 

@@ -1,4 +1,4 @@
-/* Every way to misuse the command line: the message, the exit code, and nothing written. */
+/* Every misuse of the command line: the message, the exit code, and nothing written. */
 #include <stddef.h>
 #include <string.h>
 
@@ -38,9 +38,10 @@ static void write_inputs(void)
 static void test_dispatch(void)
 {
     EXPECT_ERROR("a command is missing", NULL);
-    EXPECT_ERROR("\"walk\" is no command; expected run, grad, bench, verify, job, ladder or info",
-                 "walk");
-    EXPECT_ERROR("--version stands alone; found \"now\"", "--version", "now");
+    EXPECT_ERROR(
+        "\"walk\" is not a command; expected run, grad, bench, verify, job, ladder or info",
+        "walk");
+    EXPECT_ERROR("--version takes no arguments; found \"now\"", "--version", "now");
     const outcome *o = EXPECT_FINE("--version");
     CHECK(strncmp(o->out, "flashattn ", 10) == 0 && strstr(o->out, fa_version_string()) != NULL,
           "version: %s", o->out);
@@ -50,7 +51,7 @@ static void test_dispatch(void)
         CHECK(strstr(o->out, NAMES[i]) != NULL, "help lacks %s", NAMES[i]);
 }
 
-/* Help works whatever else is on the line, and states the exit codes. */
+/* Help works whatever else is on the line, and lists the exit codes. */
 static void test_help(void)
 {
     static const char *const NAMES[] = {"run", "grad", "bench", "verify", "job", "ladder", "info"};
@@ -76,9 +77,10 @@ static void test_options(void)
 {
     EXPECT_ERROR("--q is missing; expected --q FILE", "run");
     EXPECT_ERROR("--out is missing; expected --out FILE", "run", INPUTS);
-    EXPECT_ERROR("\"--fast\" is no option of this command; flashattn run --help", "run", "--fast");
-    EXPECT_ERROR("\"--fast\" is no option", "run", "--fast=3");
-    EXPECT_ERROR("\"-q\" is no option", "run", "-q", "a.npy");
+    EXPECT_ERROR("\"--fast\" is not an option of this command; flashattn run --help", "run",
+                 "--fast");
+    EXPECT_ERROR("\"--fast\" is not an option", "run", "--fast=3");
+    EXPECT_ERROR("\"-q\" is not an option", "run", "-q", "a.npy");
     EXPECT_ERROR("--q has no value; expected --q FILE", "run", "--q");
     EXPECT_ERROR("--q has no value; expected --q FILE", "run", "--q", "--k", "a.npy");
     EXPECT_ERROR("--q is \"\"; expected FILE", "run", "--q=");
@@ -139,7 +141,7 @@ static void test_values(void)
     EXPECT_ERROR("--json is \"1\"; expected no value", "info", "--json=1");
 }
 
-/* Files that are good .npy but do not fit the problem. */
+/* Files that are valid .npy but do not fit the problem. */
 static void test_shapes(void)
 {
     EXPECT_ERROR("--k b3.npy has 3 axes, --q a.npy has 4; expected the same number", "run", "--q",
@@ -205,7 +207,7 @@ static void test_lengths(void)
                  "a.npy", "--v", "a.npy", "--out", "o.npy");
 }
 
-/* "-", and what cannot be. */
+/* "-", and where it is not allowed. */
 static void test_streams(void)
 {
     EXPECT_ERROR("--q and --v are both \"-\"; expected standard input for one of them", "run",

@@ -1,4 +1,4 @@
-/* The .npy reader's error paths, and writing whole or not at all. */
+/* The .npy reader's error paths, and files that are written completely or not at all. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -72,13 +72,11 @@ static void test_headers(void)
     expect_header(WITH_SHAPE("(3, -4)"), "the shape has a negative extent; expected extents >= 0");
     expect_header(WITH_SHAPE("(9223372036854775808,)"),
                   "the shape has an extent that does not fit");
-    expect_header(WITH_SHAPE("(4294967296, 4294967296)"),
-                  "the shape stands for more bytes than fit");
-    expect_header(WITH_SHAPE("(0, 4294967296, 4294967296)"),
-                  "the shape stands for more bytes than");
+    expect_header(WITH_SHAPE("(4294967296, 4294967296)"), "the shape has more bytes than fit");
+    expect_header(WITH_SHAPE("(0, 4294967296, 4294967296)"), "the shape has more bytes than");
     expect_header(WITH_SHAPE("(1,1,1,1,1,1,1,1,1)"), "has more than 8 axes");
     expect_header(WITH_SHAPE("(1, 3, 2, 3)"), "holds 48 bytes of data; its shape and type need 72");
-    expect_header(WITH_SHAPE("(4611686018427387904,)"), "the shape stands for more bytes than fit");
+    expect_header(WITH_SHAPE("(4611686018427387904,)"), "the shape has more bytes than fit");
     expect_header(WITH_SHAPE("(1000000000000000000,)"),
                   "holds 48 bytes of data; its shape and type");
     expect_header(WITH_SHAPE("(1, 3, 2, 1)"), "has more bytes than its shape and type need (24)");
@@ -92,9 +90,9 @@ static void expect_bytes(const char *bytes, size_t size, const char *message)
 
 static void test_prefixes(void)
 {
-    expect_bytes("", 0, "--q bad.npy: is no .npy file");
-    expect_bytes("\x93NUMP", 5, "--q bad.npy: is no .npy file");
-    expect_bytes("PK\x03\x04\0\0\0\0\0\0\0\0", 12, "--q bad.npy: is no .npy file");
+    expect_bytes("", 0, "--q bad.npy: is not a .npy file");
+    expect_bytes("\x93NUMP", 5, "--q bad.npy: is not a .npy file");
+    expect_bytes("PK\x03\x04\0\0\0\0\0\0\0\0", 12, "--q bad.npy: is not a .npy file");
     expect_bytes("\x93NUMPY", 6, "--q bad.npy: ends within the header");
     expect_bytes("\x93NUMPY\x01\0\x40", 9, "--q bad.npy: ends within the header");
     expect_bytes("\x93NUMPY\x02\0\x40\0\0", 11, "--q bad.npy: ends within the header");
@@ -111,7 +109,7 @@ static void test_prefixes(void)
     CHECK(access("o.npy", F_OK) != 0, "o.npy exists");
 }
 
-/* Through a pipe the size is not known ahead; a header that asks for much gets no memory for it. */
+/* The size of a pipe is not known in advance; a header that requests much gets no memory for it. */
 static void test_pipe(void)
 {
     const char *write_pipe[] = {"run", "--q",   "pipe",  "--k",   "a.npy",
@@ -134,7 +132,7 @@ static void test_pipe(void)
     unlink("pipe");
 }
 
-/* "-": standard input and output. A file that does not fit leaves nothing of the others. */
+/* "-": standard input and output. If one file does not fit, none of the others is written. */
 static void test_streams(void)
 {
     const char *to_stdout[] = {"run",   "--q",   "-", "--k",   "a.npy",     "--v",
@@ -158,7 +156,7 @@ static void test_streams(void)
           o->err);
     CHECK(harness_count_entries("dir") == 0, "something was left in dir");
     lseek(0, 0, SEEK_END);
-    EXPECT_ERROR("--q standard input: is no .npy file", RUN_INPUTS("-"), "--out", "o.npy");
+    EXPECT_ERROR("--q standard input: is not a .npy file", RUN_INPUTS("-"), "--out", "o.npy");
     close(0);
     EXPECT_ERROR("--q standard input: cannot be read: Bad file descriptor", RUN_INPUTS("-"),
                  "--out", "o.npy");
@@ -216,7 +214,7 @@ static void test_file_too_large(void)
     unlink("dir/o.npy");
 }
 
-/* The last output is a pipe that nobody reads: the command waits in the middle of writing. */
+/* The last output is a pipe that nobody reads: the command waits while it is writing. */
 static void test_signal(void)
 {
     const char *arguments[] = {RUN_INPUTS("a.npy"), "--lse", "dir/l.npy", "--out", "pipe", NULL};

@@ -36,7 +36,8 @@ static void check_json(const outcome *o, int lines, const char *const *keys, siz
     check_json(outcome, lines, (const char *const[]){__VA_ARGS__},                                 \
                sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 
-/* A file name that needs escapes: a quote, a backslash, a tab, UTF-8, and a byte that is not. */
+/* A file name that needs escapes: a quote, a backslash, a tab, UTF-8, and a byte that is not
+ * UTF-8. */
 static void test_run_json(void)
 {
     const outcome *o = EXPECT_FINE(INPUTS, "--out", "o\"\\\t\xc3\xa9\xff.npy", "--json");
@@ -108,7 +109,7 @@ static void test_info(void)
     unsetenv("FA_CPU_ISA");
 }
 
-/* Of each dtype a rate, its share of a peak, and the kernel. */
+/* For each dtype a rate, its share of a peak, and the kernel. */
 static void check_headlines(const char *text)
 {
     static const char *const NAMES[] = {"\n   float32  ", "\n   bfloat16 "};
@@ -143,7 +144,7 @@ static void test_job(void)
         char *bytes = harness_read_file(path, &size);
         CHECK(bytes != NULL, "%s is missing", path);
         if (!bytes) return;
-        if (i == 3) bytes[size - 1] ^= 1; /* the last element times or over 4 */
+        if (i == 3) bytes[size - 1] ^= 1; /* multiplies or divides the last element by 4 */
         harness_write_file(NAMES[i], bytes, size);
         free(bytes);
     }
@@ -154,7 +155,7 @@ static void test_job(void)
     EXPECT_ERROR("./v.npy: cannot be opened", "job", ".");
 }
 
-/* Progress goes to a terminal, and is wiped at the end. */
+/* Progress is only shown on a terminal, and is cleared at the end. */
 static void test_progress(void)
 {
     const char *const arguments[] = {INPUTS, "--out", "o.npy", NULL};
@@ -167,7 +168,7 @@ static void test_progress(void)
     EXPECT_FINE(INPUTS, "--out", "o.npy");
 }
 
-/* A report that did not reach its file is no success. */
+/* A report that could not be written is an error. */
 static void test_full_disk(void)
 {
     const char *const arguments[] = {"info", NULL};

@@ -41,7 +41,7 @@ static void write_inputs(void)
     v_tensor = fa_bshd(v, FA_FLOAT32, B, NK, HKV, DV);
 }
 
-/* The device that the command chooses by itself; asked for once. */
+/* The device that the command chooses by itself; determined once. */
 static fa_device device;
 
 static void find_device(void)
@@ -290,7 +290,7 @@ static void test_float16(void)
     EXPECT_FINE("run", FILES, OUTPUTS, "--dtype", "f16");
     check_forward("--dtype f16", &in, out, "<f2", "(2, 5, 4, 3)", "(2, 4, 5)");
 
-    /* One file of float32 among them: everything in float32. */
+    /* One float32 file among them: everything is computed in float32. */
     ref_inputs mixed = inputs();
     mixed.q = in.q;
     EXPECT_FINE("run", "--q", "qh.npy", "--k", "k.npy", "--v", "v.npy", OUTPUTS);
@@ -320,8 +320,8 @@ static void check_bfloat16(const char *what, const ref_inputs *given)
     remove("o.npy");
 }
 
-/* Files of ml_dtypes' bfloat16, as numpy.save writes it ('<V2'), as it writes it again when it has read that
- * ('|V2'), and in the other byte order; and as others name it. */
+/* Files of ml_dtypes' bfloat16: as numpy.save writes it ('<V2'), as it writes it again after
+ * reading that ('|V2'), in the other byte order, and under other names. */
 static void test_bfloat16(void)
 {
     static const char *const types[] = {"<V2", "|V2", "=V2", "bfloat16", ">V2"};
@@ -339,7 +339,8 @@ static void test_bfloat16(void)
         EXPECT_FINE("run", "--q", "qb.npy", "--k", "kb.npy", "--v", "vb.npy", OUTPUTS);
         check_bfloat16(types[t], &in);
     }
-    /* With a file of another type, all in float32; a bias in bfloat16 stays that. */
+    /* With a file of another type, everything is in float32; a bias in bfloat16 stays in
+     * bfloat16. */
     ref_inputs mixed = inputs();
     uint16_t bias16[BIAS_COUNT];
     for (int i = 0; i < BIAS_COUNT; i++) bias16[i] = fa_float_to_bfloat(bias[i]);
@@ -353,8 +354,9 @@ static void test_bfloat16(void)
     check_usual("bfloat16 and float32", &mixed);
 }
 
-/* float64 to 16 bits rounds once: 1 + 2^-11 + 2^-40 lies above the middle of two float16 and rounds
- * up, but on the middle when it passes through float32. With one key, out is v. */
+/* float64 is rounded to 16 bits once: 1 + 2^-11 + 2^-40 is above the middle of two float16 and
+ * rounds up, but would be on the middle if it were rounded to float32 first. With one key, out is
+ * v. */
 static void test_rounding_once(void)
 {
     const double value[1] = {1.0 + 0x1p-11 + 0x1p-40};
@@ -415,11 +417,12 @@ static void test_packed(void)
                   "(10, 4, 3)", "(4, 10)");
 }
 
-/* The 14 rows of keys as 7 pages of 2; packed queries of 3 axes beside. */
+/* The 14 rows of keys as 7 pages of 2; also packed queries of 3 axes. */
 static void test_paged(void)
 {
     const int32_t cu_q[4] = {0, 4, 4, 10}, keys[3] = {5, 0, 4};
-    const int32_t table[3 * 3] = {6, 2, 0, -1, -1, -1, 4, 5, 99}; /* behind the lengths: not read */
+    /* Entries after the lengths are not read. */
+    const int32_t table[3 * 3] = {6, 2, 0, -1, -1, -1, 4, 5, 99};
     harness_write_npy("k7.npy", "<f4", "(7, 2, 2, 8)", k, sizeof k);
     harness_write_npy("v7.npy", "<f4", "(7, 2, 2, 3)", v, sizeof v);
     harness_write_npy("n7.npy", "<i4", "(3,)", keys, sizeof keys);
@@ -481,7 +484,7 @@ static void test_grad(void)
     CHECK(!harness_read_file("dq.npy", &(size_t){0}), "dq.npy was written unasked");
 }
 
-/* Of packed queries and paged keys. */
+/* For packed queries and paged keys. */
 static void test_grad_of_pages(void)
 {
     const int32_t cu_q[4] = {0, 4, 4, 10}, keys[3] = {5, 0, 4};
@@ -510,7 +513,7 @@ static void test_grad_of_pages(void)
     ref_gradients_free(&want);
 }
 
-/* No queries: files of no elements come and go. No keys: zeros and -inf. */
+/* No queries: files without elements are read and written. No keys: zeros and -inf. */
 static void test_empty(void)
 {
     harness_write_npy("q0.npy", "<f4", "(2, 0, 4, 8)", NULL, 0);

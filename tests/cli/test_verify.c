@@ -1,5 +1,5 @@
-/* `flashattn verify`: classes of problems, several at once, what it says. On the CPU: with a GPU the
- * same command looks there. */
+/* `flashattn verify`: classes of problems, several at the same time, the output. On the CPU; with a
+ * GPU the same command uses the GPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static void test_classes(void)
     }
 }
 
-/* Every class has problems that backward takes, or that take other passes whatever was asked for. */
+/* Every class has problems for backward, or for other passes if it only applies to those. */
 static void test_backward(void)
 {
     for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++)
@@ -41,8 +41,8 @@ static void test_backward(void)
                     leaves_out() ? "1" : "2", "--seed", "1", "--threads", "1");
 }
 
-/* A class and one type: keys and values of a quantized cache stay in 8 bits. Without FA_ALL_TESTS each class has one type, and each
- * type a third of the classes. */
+/* A class and one type: keys and values of a quantized cache stay in 8 bits. Without FA_ALL_TESTS
+ * each class has one type, and each type a third of the classes. */
 static void test_dtypes(void)
 {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
@@ -58,7 +58,7 @@ static void test_dtypes(void)
                (int)(3 * sizeof classes / sizeof classes[0]));
 }
 
-/* The same problem whoever computes it, and however many beside it. */
+/* The same problem, whichever thread computes it and however many run at the same time. */
 static void test_case(void)
 {
     const outcome *o = EXPECT_FINE("verify", "--class", "tails", "--case", "79", "--threads", "1");

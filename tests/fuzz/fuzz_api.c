@@ -1,9 +1,9 @@
 /*
- * The API's argument checks on arbitrary structs. Extents, strides, dtypes and options come from the
- * input; every tensor's data is one of a few buffers of a fixed size. What a call accepts must fit: a
- * tensor that reaches outside its buffer is replaced by one without data before the call (the caller's
- * pointers are the one thing that a library cannot check). The sanitizers watch; besides, a call that
- * fails must say why.
+ * The API's argument checks with arbitrary structs. Extents, strides, dtypes and options come from
+ * the input; every tensor's data are one of a few buffers of a fixed size. The tensors of a call
+ * that is accepted must fit: a tensor that reaches outside its buffer is replaced by one without
+ * data before the call, because the caller's pointers are the one thing that a library cannot
+ * check. The sanitizers detect wrong accesses. In addition, a call that fails must give a reason.
  */
 #include <stdbool.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static uint8_t take(input *in)
     return *in->bytes++;
 }
 
-/* Mostly small; now and then any 64 bits. */
+/* Mostly small; sometimes any 64 bits. */
 static int64_t take_integer(input *in)
 {
     uint8_t first = take(in);
@@ -48,7 +48,7 @@ static float take_float(input *in)
     return x;
 }
 
-/* Whether all elements lie in a buffer of BUFFER bytes, shifted by up to SHIFT. */
+/* Whether all elements are in a buffer of BUFFER bytes, shifted by up to SHIFT. */
 static bool fits(const fa_tensor *t)
 {
     int64_t low = 0, high = 1;
@@ -64,7 +64,7 @@ static bool fits(const fa_tensor *t)
     return low >= -half && high <= half;
 }
 
-/* A tensor of its own buffer, data in the middle. base: the shape it usually has. */
+/* A tensor with its own buffer, data in the middle. base: its usual shape. */
 static fa_tensor take_tensor(input *in, char *buffer, const int64_t base[4], fa_dtype dtype)
 {
     fa_tensor t = {buffer + BUFFER / 2, dtype, {base[0], base[1], base[2], base[3]}, {0, 0, 0, 1}};
@@ -86,7 +86,7 @@ static void must_say_why(fa_status status)
     if (!fa_last_error()[0] || strcmp(fa_status_name(status), "unknown status") == 0) abort();
 }
 
-/* What a case is made of. */
+/* The parts of a case. */
 typedef struct fuzz_case {
     char buffers[TENSORS][BUFFER];
     int32_t lengths[4][ARRAY], table[ARRAY];
@@ -95,12 +95,12 @@ typedef struct fuzz_case {
     int64_t rows[ARRAY], lse_stride[2][3];
     fa_tensor q, k, v, out, bias, mask, weights;
     fa_gradients g;
-    uint8_t newer_gradients[NEWER]; /* behind each struct: the fields of a later version */
+    uint8_t newer_gradients[NEWER]; /* after each struct: the fields of a later version */
     fa_options o;
     uint8_t newer_options[NEWER];
 } fuzz_case;
 
-/* A size that a caller of this or another version may give: no field is cut in two. */
+/* A size that a caller of this or another version may pass: no field is cut in two. */
 static size_t take_size(input *in, size_t known)
 {
     return take(in) % 8 ? known : take(in) % ((known + NEWER) / 8 + 1) * 8;
@@ -122,7 +122,8 @@ static const float *take_floats(input *in, float *array, int64_t count)
     return array;
 }
 
-/* Slopes of all batch items lie in their array, or so far off that the call must refuse them. */
+/* Slopes of all batch items are in their array, or so far outside that the call must refuse
+ * them. */
 static int64_t take_slope_stride(input *in, const fuzz_case *c)
 {
     const int64_t stride = take_integer(in), batch = c->q.shape[0], heads = c->q.shape[2];
@@ -132,7 +133,7 @@ static int64_t take_slope_stride(input *in, const fuzz_case *c)
     return inside || (batch > 1 && (stride > far || stride < -far)) ? stride : 0;
 }
 
-/* One sequence, whose pages are in the table whatever its distance from a next one. */
+/* One sequence, whose pages are in the table whatever its distance to the next one is. */
 static bool reads_few_pages(const fuzz_case *c)
 {
     const fa_options *o = &c->o;
@@ -140,8 +141,8 @@ static bool reads_few_pages(const fuzz_case *c)
            o->seqlens_k[0] <= ARRAY;
 }
 
-/* Strides of the two log-sum-exps of fa_combine that stay within `room` elements either way, or are
- * such that the call must refuse them. */
+/* Strides of the two log-sum-exps of fa_combine that stay within `room` elements in both
+ * directions, or that the call must refuse. */
 static const int64_t *take_lse_strides(input *in, fuzz_case *c, int64_t room)
 {
     static const int axes[3] = {0, 2, 1};
@@ -228,7 +229,8 @@ static fuzz_case *take_case(input *in)
     return c;
 }
 
-/* The elements of an lse for a tensor like q or out, (blocks, heads, rows); -1 if they are too many. */
+/* The elements of an lse for a tensor like q or out, (blocks, heads, rows); -1 if they are too
+ * many. */
 static int64_t count_lse(const fa_tensor *t)
 {
     int64_t count;
@@ -238,9 +240,9 @@ static int64_t count_lse(const fa_tensor *t)
     return count;
 }
 
-enum { LSE_ROOM = 1024 }; /* in front of the middle and behind it */
+enum { LSE_ROOM = 1024 }; /* before and after the middle */
 
-/* Enough for attention and for combine; NULL if that is too much. */
+/* Enough for attention and for combine; NULL if that would be too much. */
 static float *make_lse(const fuzz_case *c)
 {
     int64_t q = count_lse(&c->q), out = count_lse(&c->out);

@@ -1,4 +1,5 @@
-/* The .npy reader on arbitrary bytes: it refuses with a message, or the array is whole. */
+/* The .npy reader with arbitrary bytes: it refuses them with a message, or the array is
+ * complete. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@ static void check_array(const npy_array *array)
     int64_t count = 1;
     for (int axis = 0; axis < array->axes; axis++) count *= array->shape[axis];
     if (count != array->count) abort();
-    /* Every byte is there: the sanitizer watches. */
+    /* Reads every byte, so that the sanitizer detects missing ones. */
     unsigned char sum = 0;
     const unsigned char *data = array->data;
     for (size_t n = 0; n < (size_t)count * npy_type_size(array->type); n++) sum ^= data[n];

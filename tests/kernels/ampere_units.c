@@ -1,4 +1,4 @@
-/* The first lane that goes on behind an exchange does what is the same for all of its warp. */
+/* The first lane that continues after an exchange computes what is the same for its whole warp. */
 #include "ampere_units.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #include "cuda_on_cpu.h"
 #include "wide_vectors.h"
 
-/* Which exchange something was computed of. */
+/* The exchange from which something was computed. */
 typedef struct exchange {
     const void *shown;
     unsigned phase;
@@ -56,7 +56,7 @@ static void multiply_doubles(double product[restrict 16][8], double x[restrict 1
             for (int j = 0; j < 8; j++) product[i][j] += x[i][k] * y[k][j];
 }
 
-/* The whole matrices, of all lanes' registers. */
+/* The whole matrices, from all lanes' registers. */
 static void gather(float a[16][16], float b[16][8], const char *shown, bool bfloat16)
 {
     for (int lane = 0; lane < 32; lane++) {
@@ -85,7 +85,7 @@ void ampere_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bool 
     for (int e = 0; e < 4; e++) c[e] += product[g + e / 2 * 8][2 * t + e % 2];
 }
 
-/* To float32, towards 0. */
+/* Rounded to float32, towards 0. */
 static float cut_off(double x)
 {
     float nearest = (float)x;

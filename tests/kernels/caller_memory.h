@@ -1,5 +1,5 @@
 /*
- * The caller's memory in the tests of kernels on the host: what kernels may touch, and a workspace
+ * The caller's memory in the tests of kernels on the host: what kernels may access, and a workspace
  * between guard bands.
  */
 #ifndef FA_TEST_CALLER_MEMORY_H
@@ -48,7 +48,7 @@ static inline bool is_poison(const char *p, size_t n)
     return true;
 }
 
-/* Frees it. False if memory beside it was written. */
+/* Frees it. False if memory outside it was written. */
 static inline bool end_workspace(ref_buffers *memory, fa_problem *p)
 {
     const size_t bytes = memory->list[--memory->count].bytes;

@@ -1,4 +1,4 @@
-/* Fibers: each is made once, and kept for later blocks and kernels. */
+/* Fibers: each is created once, and kept for later blocks and kernels. */
 #undef _FORTIFY_SOURCE
 #include "cuda_on_cpu.h"
 
@@ -17,12 +17,12 @@ enum {
     MOST_WARPS = MOST_THREADS / WARP,
     NAMED_BARRIERS = 16,
     WINDOW = 1024,     /* the address of shared memory */
-    LEAST_STATIC = 16, /* bytes in front of dynamic memory */
-    RANK_BIT = 24,     /* from which on an address is the number of a block in its cluster */
+    LEAST_STATIC = 16, /* bytes before dynamic memory */
+    RANK_BIT = 24,     /* the first bit of a block's number in its cluster, in an address */
     STACK = 128 * 1024,
     GUARD = 4096,
-    MOST_SHARED = 32, /* bytes that a lane shows to its warp at a time */
-    MOST_COPIES = 512 /* of a thread, on their way */
+    MOST_SHARED = 32, /* bytes that a lane passes to its warp at a time */
+    MOST_COPIES = 512 /* pending ones of a thread */
 };
 
 cuda_index cuda_thread, cuda_block, cuda_grid;
@@ -36,13 +36,13 @@ extern char __executable_start[], _end[];
 
 typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT, CLUSTER } meeting;
 
-/* Where a fiber, or the scheduler, goes on. */
+/* Where a fiber, or the scheduler, continues. */
 #if defined(__x86_64__) && defined(__GNUC__)
 typedef struct place {
-    void *stack; /* what a called function keeps: six registers, and the address to return to */
+    void *stack; /* what a called function saves: six registers, and the return address */
 } place;
 
-/* Leaves here to be come back to, and goes there: without a system call, which swapcontext makes. */
+/* Saves the state here and continues there, without a system call, which swapcontext makes. */
 void cuda_switch(place *here, const place *there);
 __asm__(".text\n"
         ".type cuda_switch, @function\n"
@@ -97,13 +97,13 @@ typedef struct copy {
     int group;
 } copy;
 
-/* Small: whether threads can go on is asked all the time. */
+/* Small, because it is checked constantly whether threads can continue. */
 typedef struct fiber {
     meeting at;
     unsigned phase;          /* OF_WARP, BARRIER, VOTE, NAMED, CLUSTER: this phase must end */
     int number;              /* NAMED */
-    bool started;            /* on its stack, where it waits in `enter` between two blocks */
-    int copies, copy_groups; /* on their way; committed */
+    bool started;            /* on its stack; between two blocks it waits in `enter` */
+    int copies, copy_groups; /* pending; committed */
     place resume;
     cuda_wait wait;                    /* UNIT */
     unsigned arrivals[NAMED_BARRIERS]; /* phases of named barriers that it has arrived in */
@@ -116,20 +116,20 @@ typedef struct named_barrier {
 } named_barrier;
 
 typedef struct block {
-    unsigned number; /* of the grid */
+    unsigned number; /* in the grid */
     fiber fibers[MOST_THREADS];
     copy copies[MOST_THREADS][MOST_COPIES];
-    char *stacks; /* of so many threads; they are kept for later kernels */
+    char *stacks; /* of this many threads; they are kept for later kernels */
     unsigned stack_count;
     float *dynamic;  /* shared memory */
-    char *variables; /* the same, declared: while another block's are in their place */
+    char *variables; /* the declared shared variables, while another block's are in their place */
     unsigned phase, warp_phase[MOST_WARPS];
     named_barrier named[NAMED_BARRIERS];
     int votes[2];
     _Alignas(16) unsigned char shown[2][MOST_THREADS][MOST_SHARED];
 } block;
 
-/* The blocks of a cluster run side by side, and some clusters may, or blocks of no cluster. */
+/* The blocks of a cluster run side by side. So may some clusters, or blocks without a cluster. */
 static struct {
     const cuda_run *run;
     unsigned together; /* blocks that run side by side now */
@@ -143,7 +143,7 @@ unsigned cuda_place;
 static block *current = &machine.blocks[0];
 static block *here(void) { return current; }
 
-/* Memory of the block that runs: where it begins, and how far from there 16 bytes may lie at most. */
+/* Memory of the running block: its beginning, and the largest offset of 16 bytes in it. */
 typedef struct own_memory {
     uintptr_t first, most;
 } own_memory;
@@ -155,7 +155,7 @@ static own_memory own_memory_at(const void *first, size_t bytes)
     return bytes < 16 ? (own_memory){UINTPTR_MAX, 0} : (own_memory){(uintptr_t)first, bytes - 16};
 }
 
-/* Whether up to 16 bytes lie there, or else may lie there at its end. */
+/* Whether 16 bytes at this address are inside. If not, fewer bytes at the end may still be. */
 static inline bool surely_lies_in(const void *at, own_memory own)
 {
     return (uintptr_t)at - own.first <= own.most;
@@ -163,7 +163,7 @@ static inline bool surely_lies_in(const void *at, own_memory own)
 
 unsigned cuda_cluster_size(const cuda_run *run) { return run->cluster ? run->cluster : 1; }
 
-/* What tells a block's shared addresses from those of others in its cluster. */
+/* The bits that distinguish a block's shared addresses from those of others in its cluster. */
 static uint32_t rank_bits(void) { return cuda_place % cuda_cluster_size(machine.run) << RANK_BIT; }
 
 static unsigned cluster_here(void) { return cuda_place / cuda_cluster_size(machine.run); }
@@ -189,7 +189,7 @@ static void set_current(unsigned rank)
     own_shared = own_memory_at(current->dynamic, machine.run->smem_bytes);
 }
 
-/* From now on a block of the cluster is the one that runs: its variables in their place. */
+/* Makes a block of the cluster the running one, with its variables in place. */
 void cuda_enter_block(unsigned rank)
 {
     const size_t size = variables_size();
@@ -217,7 +217,7 @@ void cuda_die(const char *format, ...)
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-/* Hands over to the next thread; returns when what it waits for is there. */
+/* Switches to the next thread; returns when the condition for which this one waits is met. */
 static void meet(meeting at, unsigned phase)
 {
     fiber *f = &here()->fibers[cuda_thread.x];
@@ -329,7 +329,7 @@ float cuda_shuffle_float(unsigned mask, float value, unsigned lane)
     return value;
 }
 
-/* What a lane has shown. */
+/* What a lane has passed. */
 static uint32_t of_lane(const char *all, int lane)
 {
     return *(const uint32_t *)(const void *)(all + lane * MOST_SHARED);
@@ -382,12 +382,12 @@ void __syncwarp(void) { cuda_show_warp(NULL, 0); }
 
 void *cuda_at_peer(const void *pointer, unsigned rank)
 {
-    (void)cuda_shared_address(pointer); /* it lies there */
+    (void)cuda_shared_address(pointer); /* it is in there */
     return (char *)machine.blocks[cuda_place_of(rank)].dynamic +
            ((const char *)pointer - (const char *)cuda_shared_memory);
 }
 
-/* Of dynamic shared memory. */
+/* The address of dynamic shared memory. */
 static uint32_t first_address(void)
 {
     const unsigned bytes = machine.run->static_bytes;
@@ -412,7 +412,7 @@ void *cuda_shared_at(uint32_t address, size_t size)
     return (char *)cuda_shared_memory + (address - first_address());
 }
 
-/* Lets the copies of groups in front of this one come. */
+/* Completes the copies of the groups before this one. */
 void cuda_finish_copies(unsigned thread, int group)
 {
     fiber *f = &here()->fibers[thread];
@@ -428,7 +428,7 @@ void cuda_finish_copies(unsigned thread, int group)
 
 static void finish_copies(int group) { cuda_finish_copies(cuda_thread.x, group); }
 
-/* With `backwards` copies come as late as they may, else at once. */
+/* With `backwards`, copies arrive as late as they may, otherwise immediately. */
 void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted)
 {
     static const char zeros[16];
@@ -459,7 +459,7 @@ static bool lies_in(const void *at, size_t size, const void *first, size_t bytes
     return distance <= bytes && size <= bytes - distance;
 }
 
-/* Shared memory, the kernel's local variables, and what lanes show each other. */
+/* Shared memory, the kernel's local variables, and what lanes pass to each other. */
 static bool is_own(const void *at, size_t size)
 {
     return lies_in(at, size, cuda_shared_memory, machine.run->smem_bytes) ||
@@ -483,7 +483,7 @@ static _Noreturn void die_outside(const ref_buffers *memory, const char *at, siz
 
 void cuda_check_access(const void *at, size_t size)
 {
-    static int last; /* where the one before was */
+    static int last; /* where the previous access was */
     const ref_buffers *memory = machine.run->memory;
     if (!memory || is_own(at, size)) return;
     for (int i = 0; i < memory->count; i++) {
@@ -503,8 +503,8 @@ static void check_store(const void *to, size_t size)
     else cuda_check_access(to, size);
 }
 
-/* What the compiler calls before each access of a kernel: -fsanitize=kernel-address, without its shadow. Most accesses are to
- * the block's own memory. */
+/* The functions that the compiler calls before each access of a kernel: -fsanitize=kernel-address,
+ * without its shadow memory. Most accesses are to the block's own memory. */
 void __asan_loadN_noabort(const void *at, size_t size);
 void __asan_storeN_noabort(const void *at, size_t size);
 void __asan_handle_no_return(void);
@@ -533,7 +533,7 @@ ACCESSES_OF(16)
 
 /* ---- The machine ----------------------------------------------------------------------------- */
 
-/* A thread of one block after the other. */
+/* A thread, of one block after the other. */
 static void enter(void)
 {
     for (;;) {
@@ -575,7 +575,7 @@ static bool is_slow(unsigned thread)
     return warp == machine.run->slow_warp && machine.run->slow_lanes >> thread % WARP & 1;
 }
 
-/* Whether so many threads wait at the same kind of place. */
+/* Whether all these threads wait at the same kind of place. */
 static bool all_at(unsigned first, unsigned threads, meeting at)
 {
     for (unsigned n = 0; n < threads; n++)
@@ -583,7 +583,7 @@ static bool all_at(unsigned first, unsigned threads, meeting at)
     return true;
 }
 
-/* Lanes may wait for other units one by one, and be slow; else a warp goes together. */
+/* Lanes may wait for other units one by one, and be slow; otherwise a warp runs together. */
 static void check_lanes(unsigned first, unsigned lanes)
 {
     bool same = true;
@@ -602,7 +602,8 @@ static bool has_met(unsigned first, unsigned lanes)
     return met;
 }
 
-/* A warp's threads, without the slow ones or with them, until none can go on. False: none could. */
+/* Runs a warp's threads, without the slow ones or with them, until none can continue. False: none
+ * could. */
 static bool run_warp(unsigned warp, bool slow_too)
 {
     const unsigned first = warp * WARP, left = machine.run->threads - first;
@@ -610,7 +611,7 @@ static bool run_warp(unsigned warp, bool slow_too)
     bool any = false, again = true;
     while (again) {
         again = false;
-        unsigned met = 0; /* lanes that went on, and are at the next exchange */
+        unsigned met = 0; /* lanes that continued, and are at the next exchange */
         for (unsigned n = 0; n < lanes; n++) {
             const unsigned thread = first + (machine.run->backwards ? lanes - 1 - n : n);
             const fiber *f = &here()->fibers[thread];
@@ -620,7 +621,8 @@ static bool run_warp(unsigned warp, bool slow_too)
             met += f->at == OF_WARP && f->phase == here()->warp_phase[warp];
         }
         any = any || again;
-        if (met == lanes) here()->warp_phase[warp]++; /* most often: no need to look at all again */
+        /* The usual case, in which nothing else must be checked. */
+        if (met == lanes) here()->warp_phase[warp]++;
         else if (!again && has_met(first, lanes)) {
             here()->warp_phase[warp]++;
             again = true;
@@ -639,7 +641,7 @@ static bool run_warps(bool slow_too)
     return any;
 }
 
-/* When no thread can go on: whether all have met at the block's barrier, and now can. */
+/* When no thread can continue: whether all are at the block's barrier, and so can continue now. */
 static bool end_phase(void)
 {
     const unsigned threads = machine.run->threads;
@@ -681,8 +683,8 @@ static bool is_anywhere_but_at(meeting at, unsigned *there)
     return other;
 }
 
-/* Whether all threads of a cluster that have not ended have arrived at its barrier; then they go
- * on. first: the cluster's first block. */
+/* Whether all threads of a cluster that have not ended have arrived at its barrier; then they
+ * continue. first: the cluster's first block. */
 static bool end_phase_of_cluster(unsigned first)
 {
     unsigned there = 0;

@@ -3,13 +3,13 @@
  * other from barrier to barrier. Slow and exact: what a kernel computes, where it reads and
  * writes, and whether a barrier is missing can be tested without a GPU.
  *
- * A kernel must reach each __syncthreads with all of a block's threads, and each exchange within a warp
- * with all of the warp's; a program that does not, or in which no thread can go on, ends with a message
- * that says where each warp waits.
+ * A kernel must reach each __syncthreads with all of a block's threads, and each exchange within a
+ * warp with all of the warp's threads. A program that does not, or in which no thread can continue,
+ * ends with a message about where each warp waits.
  *
- * Where the compiler can, each load and store of a kernel is looked at before it happens: one that leads
- * out of the caller's buffers ends the program, even if nobody uses what it reads. On a GPU that is an
- * illegal address only when nobody's memory happens to lie there.
+ * If the compiler supports it, each load and store of a kernel is checked before it happens: an
+ * access outside the caller's buffers ends the program, even if the value is not used. On a GPU
+ * that is an illegal address only if no other memory happens to be there.
  */
 #ifndef TEST_CUDA_ON_CPU_H
 #define TEST_CUDA_ON_CPU_H
@@ -24,7 +24,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
-/* Together, so that they can hold NaN when a block begins. */
+/* Contiguous, so that they can be filled with NaN when a block begins. */
 #define __shared__ static __attribute__((section("cuda_shared")))
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
@@ -88,7 +88,7 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
     return (uint4){x, y, z, w};
 }
 
-/* All threads of a run are fibers of one: nobody comes between. */
+/* All threads of a run are fibers of one thread, so this is atomic. */
 static inline uint32_t atomicInc(uint32_t *address, uint32_t most)
 {
     const uint32_t before = *address;
@@ -96,7 +96,7 @@ static inline uint32_t atomicInc(uint32_t *address, uint32_t most)
     return before;
 }
 
-/* Dynamic shared memory: its first bytes as a launch asked for, NaN when a block begins. */
+/* Dynamic shared memory of the requested size, NaN when a block begins. */
 extern float *cuda_shared_memory;
 #define FA_DYNAMIC_SHARED(name) float *name = cuda_shared_memory
 
@@ -130,50 +130,51 @@ int cuda_shuffle_int(unsigned mask, int value, unsigned lane);
 uint64_t cuda_shuffle_wide(unsigned mask, uint64_t value, unsigned lane);
 float cuda_shuffle_float(unsigned mask, float value, unsigned lane);
 
-/* So many threads, whole warps, meet at the barrier of that number; some may only arrive. */
+/* This many threads, whole warps, synchronize at the barrier of that number; some may only
+ * arrive. */
 void cuda_named_barrier(int number, int threads);
 void cuda_named_barrier_arrive(int number, int threads);
 int cuda_named_barrier_or(int number, int threads, int predicate);
 
-/* All threads of the cluster meet, those that have not ended. */
+/* All threads of the cluster that have not ended synchronize. */
 void cuda_cluster_barrier(void);
 
-/* Shows so many bytes to the warp; returns what its lanes show, one each cuda_shown_pitch() bytes,
- * until the next exchange but one. */
+/* Passes this many bytes to the warp; returns what its lanes pass, one each cuda_shown_pitch()
+ * bytes, valid until the exchange after the next. */
 const void *cuda_show_warp(const void *mine, size_t size);
 size_t cuda_shown_pitch(void);
 
 /* How many exchanges the warp has made. */
 unsigned cuda_warp_phase(void);
 
-/* Dynamic shared memory by its addresses. It begins at an odd multiple of 16, which is all that a kernel
- * may count on. Ends the program where a pointer leads out of it, or where `size` bytes are not aligned
- * or lie outside. */
+/* Dynamic shared memory by its addresses. It begins at an odd multiple of 16, because a kernel may
+ * not assume more. Ends the program if a pointer is outside, or if `size` bytes are not aligned or
+ * not completely inside. */
 uint32_t cuda_shared_address(const void *pointer);
 void *cuda_shared_at(uint32_t address, size_t size);
 
-/* The same place in another block of the cluster. */
+/* The same address in another block of the cluster. */
 void *cuda_at_peer(const void *pointer, unsigned rank);
 
-/* Copies of 16 or 4 bytes, or of zeros where not wanted. They are there after the wait for all of
- * the thread's copies, or for all groups but the last `pending` ones. */
+/* Copies of 16 or 4 bytes, or of zeros if not wanted. They have arrived after the wait for all of
+ * the thread's copies, or for all groups except the last `pending` ones. */
 void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted);
 void cuda_commit_copies(void);
 void cuda_wait_for_groups(int pending);
 void cuda_wait_for_copies(void);
 
-/* The same for another unit: how many groups the thread has committed, and so many of a thread's
- * come. */
+/* The same for another unit: how many groups the thread has committed, and the completion of this
+ * many groups of a thread. */
 int cuda_committed_copies(void);
 void cuda_finish_copies(unsigned thread, int groups);
 
-/* Ends the program where so many bytes are neither the kernel's own nor in one of the run's buffers. */
+/* Ends the program if these bytes are neither the kernel's own nor in one of the run's buffers. */
 void cuda_check_access(const void *at, size_t size);
 
 /* Ends the program: block, thread and a message. */
 _Noreturn void cuda_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* What a thread waits for, as another unit of the multiprocessor knows it. */
+/* What a thread waits for, as another unit of the multiprocessor sees it. */
 typedef struct cuda_wait {
     bool (*is_over)(const struct cuda_wait *wait);
     void (*describe)(const struct cuda_wait *wait, char *text, size_t size);
@@ -184,50 +185,53 @@ void cuda_wait_until(const cuda_wait *wait);
 
 typedef struct cuda_run cuda_run;
 
-/* Blocks that run side by side, most of them in one cluster: how many there are in a cluster, which of those is running, and
- * another. */
+/* Blocks that run side by side, most of them in one cluster: the number of blocks in a cluster, the
+ * running one, and another one. */
 enum { CUDA_MOST_CLUSTER = 2, CUDA_MOST_TOGETHER = 4 };
-extern unsigned cuda_place; /* of the one that runs, among them; a cluster's follow each other */
+/* The place of the running block among them; those of a cluster are consecutive. */
+extern unsigned cuda_place;
 unsigned cuda_cluster_size(const cuda_run *run);
-unsigned cuda_place_of(unsigned rank); /* in the cluster of the block that runs */
+unsigned cuda_place_of(unsigned rank); /* in the cluster of the running block */
 void cuda_enter_block(unsigned rank);
 
-/* Units that work beside the threads: each of these is called for each block in turn, which then is
- * the one that runs. */
+/* Units that work at the same time as the threads. Each function is called for each block in turn,
+ * which is then the running one. */
 typedef struct cuda_units {
     void (*start)(const cuda_run *run); /* a block begins */
-    bool (*go_on)(void); /* no thread can: finishes one thing; false: there is none */
-    void (*end)(void);   /* all threads have ended */
-    /* A thread is about to store so many bytes of dynamic shared memory. Not called where the compiler does not
-     * let each access be looked at. */
+    /* Called if no thread can continue: completes one operation; false: there is none. */
+    bool (*go_on)(void);
+    void (*end)(void); /* all threads have ended */
+    /* A thread is about to store this many bytes of dynamic shared memory. Not called if the
+     * compiler does not support checks of each access. */
     void (*store)(const void *to, size_t size);
 } cuda_units;
 
-/* Runs a kernel, clusters of blocks one after the other, or so many blocks side by side. With `backwards` the threads take turns in the
- * other order, so that a kernel that lacks a barrier goes wrong one way or the other; slow threads go on
- * only when no other can, and no unit. Ends the program where a write leaves the dynamic shared
- * memory. */
+/* Runs a kernel, clusters of blocks one after the other, or this many blocks side by side. With
+ * `backwards` the threads run in the reverse order, so that a kernel without a necessary barrier
+ * fails in one of the two orders. Slow threads continue only when no other thread and no unit can.
+ * Ends the program if a write is outside the dynamic shared memory. */
 struct cuda_run {
     const char *name; /* for messages; NULL: none */
     void (*kernel)(const void *parameters);
     const void *parameters;
     unsigned grid, threads;
-    unsigned cluster;  /* blocks of it; 0: 1 */
-    unsigned together; /* clusters, or blocks of none, that run side by side; 0: 1 */
+    unsigned cluster;  /* blocks of a cluster; 0: 1 */
+    unsigned together; /* clusters, or blocks without clusters, that run side by side; 0: 1 */
     unsigned smem_bytes;
-    unsigned static_bytes; /* of static shared memory, in front of them; 0: few */
+    unsigned static_bytes; /* of static shared memory, before dynamic memory; 0: few */
     bool backwards;
-    bool overlaps;                    /* the launch in front: each thread must wait for that one */
-    bool beside;                      /* that one: its last block alone must wait */
-    bool last_block_first;            /* clusters take turns from the last one on */
-    bool first_block_slow;            /* of those side by side: it goes on only when no other can */
+    bool overlaps;         /* the previous launch: each thread must wait for it */
+    bool beside;           /* the same, except that only its last block must wait */
+    bool last_block_first; /* clusters run from the last one to the first */
+    /* Of those side by side: it continues only when no other can. */
+    bool first_block_slow;
     unsigned slow_warp;               /* counted through the blocks of a cluster */
     uint32_t slow_lanes;              /* of this warp, a bit for each */
     const cuda_units *units;          /* NULL: none */
-    const struct ref_buffers *memory; /* the caller's; NULL: not known, nothing is checked */
-    bool late_copies, late_products;  /* of Hopper's units: as late as they may be, or at once */
-    bool
-        warps_multiply; /* a warp's 16 rows of a product do not wait for the other warps of its warpgroup */
+    const struct ref_buffers *memory; /* the caller's; NULL: not known, so nothing is checked */
+    /* Of Hopper's units: as late as they may be, or immediately. */
+    bool late_copies, late_products;
+    bool warps_multiply; /* a warp's 16 rows of a product do not wait for the other warps */
 };
 void cuda_run_kernel(const cuda_run *run);
 

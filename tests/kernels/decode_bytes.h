@@ -1,13 +1,13 @@
 /*
- * Caches of 8 bits whose keys and values have scales of their own, for the tests of kernels that
- * decode. Who includes this has defined FAMILY, machine and run_plan, as for decode_server.h.
+ * Caches of 8 bits whose keys and values have their own scales, for the tests of decode kernels.
+ * The including file defines FAMILY, machine and run_plan, as for decode_server.h.
  */
 #ifndef TEST_DECODE_BYTES_H
 #define TEST_DECODE_BYTES_H
 
 enum { Q_HEADS = 6, KV_HEADS = 2, QUERIES = 2, SCALED_KEYS = 300, SCALED_DIM = 64 };
 
-/* A cache whose keys and values have scales of their own. All begin at multiples of 16 bytes. */
+/* A cache whose keys and values have their own scales. All begin at multiples of 16 bytes. */
 typedef struct scaled {
     fa_dtype type, cache;
     uint16_t q[QUERIES][Q_HEADS][SCALED_DIM], out[QUERIES][Q_HEADS][SCALED_DIM];
@@ -31,8 +31,9 @@ static double load_byte(fa_dtype type, uint8_t x)
     return type == FA_INT8 ? (int8_t)x : fa_e4m3_to_float(x);
 }
 
-/* Scales of values over 24 powers of two, of both signs, and zeros; behind the length, and for the
- * last key, which the first query does not see, NaN. All numbers of 8 bits are there. */
+/* Scales of values range over 24 powers of two, with both signs, and include zeros. They are NaN
+ * after the length, and for the last key, which the first query does not see. All 8-bit numbers
+ * occur. */
 static void fill_scaled(scaled *s, fa_dtype type, fa_dtype cache)
 {
     ref_random random = {(uint64_t)(10 * type + cache)};
@@ -61,7 +62,7 @@ static void fill_scaled(scaled *s, fa_dtype type, fa_dtype cache)
         }
 }
 
-/* Query i of a head in double. scale: of what rounding weights may change. */
+/* Query i of a head in double. scale: of the change that rounding weights may cause. */
 static void expect_scaled(const scaled *s, int i, int h, double out[SCALED_DIM],
                           double scale[SCALED_DIM])
 {

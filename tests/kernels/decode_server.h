@@ -1,11 +1,11 @@
 /*
- * What a server does, for the tests of kernels that decode: pages of any size, captured calls whose
- * lengths change, tables with wrong entries. Who includes this has defined
+ * What a server does, for the tests of decode kernels: pages of any size, captured calls whose
+ * lengths change, tables with wrong entries. The including file defines
  *
  *   FAMILY     the family that is tested
  *   machine    how a call is run; with the members number, otherwise, two_launches, memory
  *   launch     runs one launch of a plan
- *   run_plan   runs a plan with a workspace of its own; false if memory beside it was written
+ *   run_plan   runs a plan with a workspace of its own; false if memory outside it was written
  */
 #ifndef TEST_DECODE_SERVER_H
 #define TEST_DECODE_SERVER_H
@@ -20,10 +20,10 @@ static inline bool is_mixed(int64_t number, const fa_problem *p)
     return p->cu_seqlens_q && number % 2;
 }
 
-/* A cache and what is asked of it. */
+/* A cache and the call on it. */
 typedef struct server {
     int64_t batch, heads_q, heads_kv, n_q, longest, d;
-    int64_t page; /* 0: not in pages */
+    int64_t page; /* 0: no pages */
     int64_t pages, stride;
     int32_t lengths[BATCH], table[PAGE_NUMBERS];
     uint16_t *q, *k, *v, *out; /* float16 */
@@ -34,7 +34,7 @@ typedef struct server {
     machine machine;
 } server;
 
-/* A cache full of NaN, and queries. Pages of a sequence are neither neighbours nor in order. */
+/* A cache full of NaN, and queries. Pages of a sequence are neither adjacent nor in order. */
 static server *new_server(const server *shape, int64_t number)
 {
     server *s = malloc(sizeof *s);
@@ -78,8 +78,8 @@ static size_t row_at(const server *s, int64_t b, int64_t j)
     return (size_t)(row * s->heads_kv * s->d);
 }
 
-/* Lengths, and keys and values of all rows in front of them, the same in whatever cache; NaN behind, and in
- * the table what leads nowhere. */
+/* Sets lengths, and keys and values of all rows before them, the same for every kind of cache. Rows
+ * after them are NaN, and table entries after them are invalid. */
 static void fill(server *s, const int32_t *lengths, bool wild)
 {
     const size_t count = (size_t)(s->heads_kv * s->d);
@@ -100,7 +100,7 @@ static void fill(server *s, const int32_t *lengths, bool wild)
     }
 }
 
-/* The problem and its launch, with keys cut into so many parts. */
+/* The problem and its launch, with keys divided into this many parts. */
 static fa_cuda_plan_launch make_launch(server *s, int64_t parts)
 {
     char why[320] = "";
@@ -169,7 +169,7 @@ static const server shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-/* Pages of any size hold the same keys, so results have the same bits. */
+/* The keys are the same with pages of any size, so results have the same bits. */
 static void test_pages(const int64_t sizes[9])
 {
     for (int i = 0; i < SHAPES; i++) {
@@ -194,8 +194,8 @@ static void test_pages(const int64_t sizes[9])
     }
 }
 
-/* One launch, as a graph has it, over and over with other lengths: counters are clean each time, and what the workspace
- * still holds does not show. */
+/* One launch, as in a graph, repeated with other lengths: counters are clean each time, and the old
+ * contents of the workspace have no effect. */
 static void test_replay(void)
 {
     static const int lengths[][BATCH] = {{100, 100, 100, 100}, {0, 0, 0, 0},  {100, 0, 50, 1},
@@ -228,7 +228,7 @@ static void test_replay(void)
     }
 }
 
-/* However many parts, the result is the same but for rounding: a last bit of float16. */
+/* The result is the same for any number of parts, except for rounding: a last bit of float16. */
 static void test_parts(void)
 {
     static const int64_t parts[] = {2, 3, 4, 7, 16, 33, 64, 100, 127, 128};
@@ -249,7 +249,7 @@ static void test_parts(void)
     free_server(cut_up);
 }
 
-/* A table that leads nowhere leads no access out of the cache. */
+/* A table with invalid entries must not cause accesses outside the cache. */
 static void test_wild_tables(void)
 {
     server shape = shapes[0];

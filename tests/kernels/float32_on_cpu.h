@@ -1,6 +1,6 @@
 /*
- * Single problems for forward kernels that have float32's errors by products of lower precision: are
- * they as exact as float32 arithmetic, also for peaked rows; infinities and NaN.
+ * Single problems for forward kernels that reach float32's errors by products of lower precision:
+ * whether they are as exact as float32 arithmetic, also for peaked rows; infinities and NaN.
  */
 #ifndef TEST_FLOAT32_ON_CPU_H
 #define TEST_FLOAT32_ON_CPU_H
@@ -15,10 +15,11 @@
 
 enum { QUERIES = 24, KEYS = 320, MAX_DIM = 512 };
 
-/* Column c (below 64) of the narrow heads, in heads of d columns: one of the first, or of the last. */
+/* Column c (below 64) of the narrow heads, in heads of d columns: one of the first, or of the
+ * last. */
 static inline int64_t column_of(int64_t d, int64_t c) { return c % 2 ? c : d - 64 + c; }
 
-/* As attention_make, aligned so that every kernel takes it. */
+/* Like attention_make, aligned so that every kernel supports it. */
 static void make_aligned(attention *a, uint64_t seed, shape s)
 {
     ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
@@ -50,7 +51,7 @@ static double load(const fa_tensor *t, int64_t row, int64_t column)
     return ref_load(t, 0, row, 0, column);
 }
 
-/* Gives the problem a bias or a mask of the whole shape. aligned: so that neighbours can be read
+/* Gives the problem a bias or a mask of the whole shape. aligned: so that neighbours can be loaded
  * together. */
 static inline fa_tensor make_score_tensor(attention *a, const char *name, fa_dtype dtype,
                                           bool aligned)
@@ -85,7 +86,7 @@ static inline void make_mask(attention *a, bool aligned)
     a->in.options.mask = &a->mask;
 }
 
-/* The logit of query i and key j in float32, of a score that is scaled. */
+/* The logit of query i and key j in float32, from a scaled score. */
 static float plain_logit(const attention *a, int64_t i, int64_t j, float x)
 {
     const fa_options *o = &a->in.options;
@@ -96,7 +97,7 @@ static float plain_logit(const attention *a, int64_t i, int64_t j, float x)
     return x;
 }
 
-/* Query i in float32: each sum in one chain of fused multiply-adds, as a kernel on FMA units does it. */
+/* Query i in float32: each sum in one chain of fused multiply-adds, as on FMA units. */
 static void attend_plainly(const attention *a, int64_t i, float out[MAX_DIM])
 {
     const int64_t d = a->s.d;
@@ -122,7 +123,7 @@ static void attend_plainly(const attention *a, int64_t i, float out[MAX_DIM])
     for (int64_t c = 0; c < d; c++) out[c] /= sum;
 }
 
-/* Queries are `factor` times as large as usual; 0: a fifth as large, and a key. */
+/* Queries are `factor` times as large as usual; 0: a fifth of a query as usual plus a key. */
 static void peak_queries(attention *a, double factor)
 {
     for (int64_t i = 0; i < QUERIES; i++)
@@ -137,7 +138,7 @@ static void multiply_row(const fa_tensor *t, int64_t row, double factor)
     for (int64_t c = 0; c < t->shape[3]; c++) ref_store(t, 0, row, 0, c, factor * load(t, row, c));
 }
 
-/* Whether the kernel's error is at most so many times that of float32 arithmetic. */
+/* Whether the kernel's error is at most this many times that of float32 arithmetic. */
 static void check_exactness(random_attend *attend, attention *a, double times, const char *what,
                             double factor)
 {
@@ -161,12 +162,13 @@ static void check_exactness(random_attend *attend, attention *a, double times, c
     ref_array_free(&lse);
 }
 
-/* Sets of problems, of which the sample has some (sample_has): one for each width of heads, from such a number on. */
+/* Sets of problems, of which the sample has some (sample_has): one for each width of heads, from
+ * these numbers on. */
 enum { EXACT_SETS = 0, OPTION_SETS = 8, HIDDEN_SETS = 16, SCALE_SET = 24 };
 
 static inline int width_of(int64_t d) { return d <= 64 ? 0 : d <= 128 ? 1 : d <= 256 ? 2 : 4; }
 
-/* Three products for each, cut off by the imitated tensor cores: errors like those of float32
+/* Three products for each, truncated by the imitated tensor cores: errors like those of float32
  * arithmetic. */
 static void test_exactness(random_attend *attend, int d)
 {
@@ -183,9 +185,10 @@ static void test_exactness(random_attend *attend, int d)
     }
 }
 
-/* One key has the weight 1, and the others but one are together 1.2e-5. What a thread adds in a tile is less than half a unit in the
- * last place of 1, so plain addition loses it. `late`: a key near the end has the weight 4, so that the row has another base
- * from there on. option: by the kernel that has options, with one that changes nothing. */
+/* One key has the weight 1, and the others but one are together 1.2e-5. What a thread adds in a
+ * tile is less than half a unit in the last place of 1, so plain addition loses it. late: a key
+ * near the end has the weight 4, so that the row's base changes there. option: uses the kernel that
+ * has options, with one that changes nothing. */
 static inline void test_small_weights(random_attend *attend, bool late, bool option)
 {
     enum { MANY = 4096, DIM = 64 };
@@ -212,7 +215,8 @@ static inline void test_small_weights(random_attend *attend, bool late, bool opt
     attention_free(&a);
 }
 
-/* Exactness with an option: a softcap, of which scores are small parts, or not; ALiBi; a bias; a mask. */
+/* Exactness with an option: a softcap that is much larger than scores, or not; ALiBi; a bias; a
+ * mask. */
 static inline void test_exact_options(random_attend *attend, int d)
 {
     static const double factors[] = {1, 16};
@@ -248,7 +252,7 @@ static inline bool is_like(double out, double want, double rounding)
                          : fabs(out - want) < rounding * fmax(1, fabs(want));
 }
 
-/* Compares the kernel with the CPU. Returns how many rows have a NaN. */
+/* Compares the kernel with the CPU. Returns the number of rows with a NaN. */
 static inline int64_t compare_with_cpu(random_attend *attend, attention *a, fa_precision precision,
                                        const char *what)
 {
@@ -278,8 +282,8 @@ static inline int64_t compare_with_cpu(random_attend *attend, attention *a, fa_p
     return rows;
 }
 
-/* Keys whose values, or which themselves, are not finite: hidden by a mask from most rows and by a
- * bias of -infinity from others. Some rows see no key. */
+/* Keys that are not finite, or whose values are not: hidden by a mask from most rows and by a bias
+ * of -infinity from others. Some rows see no key. */
 static inline void test_hidden_keys(random_attend *attend, fa_precision precision, int64_t d)
 {
     const int step = d > 256 ? 5 : 1; /* wide heads take long: fewer of them */
@@ -326,7 +330,7 @@ static inline void test_large_bias(random_attend *attend, fa_precision precision
     attention_free(&a);
 }
 
-/* A softcap, a bias and a mask where each scale is unusual. */
+/* A softcap, a bias and a mask, with unusual scales. */
 static inline void test_scales(random_attend *attend, int64_t d)
 {
     static const float scales[] = {0, -0.3f, 1e-20f, 1e-38f, -1e-7f, 300};
@@ -393,7 +397,7 @@ static void test_nan_key(random_attend *attend, fa_precision precision, int64_t 
     attention_free(&a);
 }
 
-/* Logits so huge that they differ from their base, which is rounded, by more than a weight may. */
+/* Logits so large that their rounded base differs from them by more than a weight may. */
 static void test_huge_logits(random_attend *attend, int64_t d)
 {
     static const double factors[] = {1e7, 3e8, 1e10, 1e20};

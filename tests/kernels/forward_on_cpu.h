@@ -1,5 +1,6 @@
 /*
- * What the tests of forward kernels on the host share: from a random call to a problem and a launch.
+ * Shared by the tests of forward kernels on the host: makes a problem and a launch from a random
+ * call.
  */
 #ifndef FA_TEST_FORWARD_ON_CPU_H
 #define FA_TEST_FORWARD_ON_CPU_H
@@ -14,8 +15,8 @@
 #include "random_problem.h"
 #include "sample.h"
 
-/* What else counts as an option of problems (sample_takes): the kind of peaked rows. What immense scores lead to depends on the
- * variant: four of those. */
+/* An additional option of problems (sample_takes): the kind of peaked rows. What immense scores
+ * cause depends on the variant, so there are four kinds of those. */
 static uint64_t other_options;
 
 static fa_status make_forward(const random_call *call, fa_problem *p, char *message, size_t size)
@@ -34,7 +35,7 @@ static fa_status make_forward(const random_call *call, fa_problem *p, char *mess
     return status;
 }
 
-/* Sometimes so few blocks that each has several tiles, and threads in either order. */
+/* Sometimes few blocks, so that each has several tiles; and threads in either order. */
 static inline cuda_run make_run(const random_call *call, const void *params,
                                 const fa_cuda_plan *plan, int64_t number)
 {
@@ -51,8 +52,9 @@ static inline cuda_run make_run(const random_call *call, const void *params,
         .backwards = number % 2};
 }
 
-/* Of the class of unused memory, those in which kernels once read in front of a mask or a bias: beside rows
- * that see some keys, a causal mask leaves rows that see none. settings->context is number. */
+/* Problems of the class of unused memory for which kernels once read before the beginning of a mask
+ * or a bias: a causal mask leaves rows that see no key in addition to rows that see some.
+ * settings->context is number. */
 static inline void run_known_problems(const random_settings *settings, int64_t *number)
 {
     static random_result result;
@@ -71,8 +73,8 @@ static inline void run_known_problems(const random_settings *settings, int64_t *
     *number = first;
 }
 
-/* Problems [*number, end), each with what the next focus draws, behind the known ones; settings->context is
- * number. Returns how many the planner did not give to another family. */
+/* Problems [*number, end), each with the next focus, and then the known ones; settings->context is
+ * number. Returns the number of problems that the planner did not give to another family. */
 static inline int run_forward_problems(random_settings *settings, int64_t *number, int64_t end)
 {
     static random_result result;
@@ -83,7 +85,8 @@ static inline int run_forward_problems(random_settings *settings, int64_t *numbe
     if (*number == 0) run_known_problems(settings, number);
     for (; *number < end; ++*number) {
         settings->focus = focuses[*number % (int64_t)(sizeof focuses / sizeof focuses[0])];
-        /* The tails' number says the head dim: all widths, not only the first. */
+        /* The number determines the head dim of RANDOM_TAILS: all widths, not only the first
+         * ones. */
         const int64_t drawn = settings->focus == RANDOM_TAILS ? *number * 37 % 256 : *number;
         random_problem_run((uint64_t)drawn, settings, &result);
         if (result.status == FA_ERROR_UNSUPPORTED) continue;
@@ -94,8 +97,8 @@ static inline int run_forward_problems(random_settings *settings, int64_t *numbe
     return done;
 }
 
-/* Rows that few keys dominate, numbers [*number, end): results are as exact as those of the best kernels. Returns
- * how many problems the planner did not give to another family. */
+/* Rows that few keys dominate, numbers [*number, end): results are as exact as those of the best
+ * kernels. Returns the number of problems that the planner did not give to another family. */
 static inline int run_peaked_problems(const random_settings *settings, int64_t *number, int64_t end)
 {
     static random_result result;

@@ -15,13 +15,13 @@ enum {
     MAX_GROUPS = 8,
     MAX_THREADS = MAX_GROUPS * WARPGROUP,
     MAX_BARRIERS = 128,
-    MAX_LOADS = 4096,        /* on their way */
-    MAX_PRODUCTS = 128,      /* of a thread, on their way */
-    MAX_COMMITS = 8,         /* the same of groups of products */
-    MAX_RESULTS = 6,         /* sets of accumulators that products write to */
-    MAX_ADDITIONS = 1 << 16, /* of a run, on their way */
+    MAX_LOADS = 4096,        /* pending ones */
+    MAX_PRODUCTS = 128,      /* pending ones of a thread */
+    MAX_COMMITS = 8,         /* pending groups of them */
+    MAX_RESULTS = 6,         /* sets of accumulators to which products write */
+    MAX_ADDITIONS = 1 << 16, /* pending ones of a run */
     MAX_COLUMNS = 256,
-    MAX_BYTES = (1 << 20) - 1, /* that a phase of a barrier can expect */
+    MAX_BYTES = (1 << 20) - 1, /* the most that a phase of a barrier can expect */
     SWIZZLE = 128,
     PATTERN = 1024, /* bytes after which the swizzle repeats */
     REGISTERS = 65536
@@ -30,7 +30,7 @@ enum {
 int64_t hopper_paths[HOPPER_PATHS];
 bool hopper_cuts_off;
 
-static const uint32_t poison = 0x7fc0dead; /* a NaN of which nobody else has the bits */
+static const uint32_t poison = 0x7fc0dead; /* a NaN with unique bits */
 
 typedef struct barrier {
     const uint64_t *word;
@@ -38,19 +38,18 @@ typedef struct barrier {
     int bytes;             /* that this phase still expects; from a peer they may come before */
     int from_peer;         /* bytes that it has got from there */
     unsigned phase;
-    int waiting;                 /* threads */
-    uint32_t waits[MAX_THREADS]; /* of each thread so far */
-    uint32_t
-        passed[MAX_THREADS / WARP]; /* of each warp: how many waits a lane has passed, at most */
+    int waiting;                         /* threads */
+    uint32_t waits[MAX_THREADS];         /* of each thread so far */
+    uint32_t passed[MAX_THREADS / WARP]; /* of each warp: the most waits that a lane has passed */
 } barrier;
 
-/* A copy on its way: a box of a tensor, bytes in a row, or bytes from the block to a peer. */
+/* A pending copy: a box of a tensor, contiguous bytes, or bytes from the block to a peer. */
 typedef struct load {
     fa_tensor_map_shape map;
     char *to;
     int64_t start[FA_TENSOR_MAP_AXES];
     barrier *full;
-    const char *from; /* of bytes in a row; else NULL */
+    const char *from; /* of contiguous bytes; otherwise NULL */
     unsigned peer;
     unsigned copier; /* the thread behind whose copies this is an arrival; those up to this group */
     int copies;      /* 0: it is none */
@@ -60,30 +59,31 @@ typedef struct load {
     float x[4];  /* else these are sent */
 } load;
 
-/* Floats on their way to global memory, where they are added, or a box that is stored. */
+/* Pending floats that will be added in global memory, or a box that will be stored. */
 typedef struct addition {
     uint64_t block;
     unsigned thread;
     uint64_t group; /* of the thread */
     float *to;
     const char *from; /* in shared memory */
-    float *values;    /* what was there; freed when it is added and the source is read */
+    float *values;    /* the floats; freed when they have been added and the source has been read */
     int bytes;
-    load *box;        /* NULL: floats in a row; freed with the values */
+    load *box;        /* NULL: contiguous floats; freed with the values */
     uint32_t address; /* in shared memory, of a box */
     bool stores;      /* does not add */
     bool added, read;
 } addition;
 
-/* A thread's groups of additions: committed, and how many of them have ended, and it waits for, in either way. */
+/* A thread's groups of additions: how many are committed, have ended, and are waited for, in both
+ * ways. */
 typedef struct bulk_groups {
     uint64_t committed, ended[2], wanted[2];
     const int32_t *turns[2]; /* semaphores that it has waited for and not added to yet, 2 at most */
     bool unfenced;           /* since its last fence */
-    bool waited;             /* for the grids in front */
+    bool waited;             /* for the previous grids */
 } bulk_groups;
 
-/* Accumulators that products on their way write to. */
+/* Accumulators to which pending products write. */
 typedef struct result {
     float *d; /* NULL: none */
     int count;
@@ -94,34 +94,35 @@ typedef struct result {
 typedef struct lane {
     hopper_product products[MAX_PRODUCTS]; /* number n is at n % MAX_PRODUCTS */
     uint64_t issued, commits;              /* products, groups of them */
-    uint64_t end[MAX_COMMITS]; /* group g ends in front of product end[g % MAX_COMMITS] */
-    uint64_t wanted;           /* groups that it waits for */
+    uint64_t end[MAX_COMMITS];             /* group g ends before product end[g % MAX_COMMITS] */
+    uint64_t wanted;                       /* groups that it waits for */
     bool fenced;
     result results[MAX_RESULTS];
 } lane;
 
-/* Threads whose products are done together: a warpgroup's, or a warp's, which are 16 rows. */
+/* Threads whose products complete together: a warpgroup, or a warp, which has 16 rows. */
 typedef struct strip {
     uint64_t done, groups_done; /* products, groups */
 } strip;
 
 typedef struct warpgroup {
     lane lanes[WARPGROUP];
-    strip strips[WARPGROUP / WARP]; /* the first one alone, unless each warp is one */
+    strip strips[WARPGROUP / WARP]; /* only the first one, unless warps multiply separately */
 } warpgroup;
 
 /* The units of a block. */
 typedef struct block_units {
-    uint64_t block; /* counts all blocks: marks this one's barriers */
+    uint64_t block; /* counts all blocks: identifies this one's barriers */
     int num_barriers;
     bool barriers_fenced;
     barrier barriers[MAX_BARRIERS];
     int num_loads;
     load loads[MAX_LOADS];
-    /* Shared memory as copies and products see it: what threads write there comes with a fence. */
+    /* Shared memory as copies and products see it: stores of threads become visible by a fence. */
     char *seen;
     bool proxy_fenced;
-    /* Of each two bytes there: who stored them, and how many fences that thread had made. 0: nobody, or a copy. */
+    /* For each two bytes there: which thread stored them, and how many fences it had made. 0: none,
+     * or a copy. */
     uint32_t *stored;
     uint32_t fences[MAX_THREADS];
     bulk_groups bulk[MAX_THREADS];
@@ -142,7 +143,8 @@ static block_units *here(void) { return &units.of[cuda_place]; }
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* What a matrix descriptor does not say of an address: the block's number in its cluster. */
+/* The part of an address that a matrix descriptor does not contain: the block's number in its
+ * cluster. */
 static uint32_t block_bits(void) { return cuda_shared_address(cuda_shared_memory) & ~0x3ffffu; }
 
 static uint32_t swizzled(uint32_t address) { return address ^ (address / SWIZZLE % 8 * 16); }
@@ -152,7 +154,7 @@ static size_t offset_in_shared(const void *pointer)
     return (size_t)((const char *)pointer - (const char *)cuda_shared_memory);
 }
 
-/* Who stores, in bits 16 and above, and behind which of its fences. */
+/* The storing thread, in bits 16 and above, and the number of its fences so far. */
 static uint32_t store_of(unsigned thread)
 {
     return (thread + 1) << 16 | (here()->fences[thread] & 0xffff);
@@ -170,7 +172,7 @@ void hopper_proxy_fence(void)
     here()->fences[cuda_thread.x]++;
 }
 
-/* Before copies and products read. */
+/* Called before copies and products read. */
 static void see_fenced(void)
 {
     if (here()->proxy_fenced) memcpy(here()->seen, cuda_shared_memory, units.run->smem_bytes);
@@ -186,7 +188,7 @@ static void die_unfenced(size_t offset, uint32_t stored)
                  offset, thread);
 }
 
-/* What copies and products read: 16 bytes and their multiples. */
+/* What copies and products read, in multiples of 16 bytes. */
 static const char *read_seen(size_t offset, size_t size)
 {
     static const uint32_t nobody[8];
@@ -199,7 +201,7 @@ static const char *read_seen(size_t offset, size_t size)
     return here()->seen + offset;
 }
 
-/* What copies write is there for copies and products at once. */
+/* What copies write is visible to copies and products immediately. */
 static void write_seen(block_units *u, size_t offset, const void *bytes, size_t size)
 {
     memcpy(u->seen + offset, bytes, size);
@@ -222,7 +224,7 @@ static barrier *find_barrier(const uint64_t *word)
 static int number_of(const barrier *b)
 {
     const int number = (int)(b - here()->barriers);
-    return number >= 0 && number < MAX_BARRIERS ? number : -1; /* another block's */
+    return number >= 0 && number < MAX_BARRIERS ? number : -1; /* another block's barrier */
 }
 
 void hopper_barrier_init(uint64_t *word, int arrivals)
@@ -298,8 +300,9 @@ static void receive(barrier *b, int bytes)
     end_phase_if_complete(b);
 }
 
-/* What a thread waits for: the end of a phase, known by its parity. The lanes of a warp leave the loop around
- * try_wait together: where one has passed, the others pass, even if two phases have ended since. */
+/* What a thread waits for: the end of a phase, identified by its parity. The lanes of a warp leave
+ * the loop around try_wait together: when one lane has passed, the others pass, even if two phases
+ * have ended since. */
 typedef struct parity_wait {
     unsigned parity, warp;
     uint32_t number;
@@ -360,9 +363,10 @@ static void check_barriers(void)
     }
 }
 
-/* ---- TMA --------------------------------------------------------------------------------------- */
+/* ---- TMA
+ * --------------------------------------------------------------------------------------- */
 
-/* What the opaque bytes of a map are here. */
+/* The contents of a map on this machine. */
 typedef struct map {
     fa_tensor_map_shape shape;
     uint64_t mark;
@@ -390,7 +394,8 @@ static int box_bytes(const fa_tensor_map_shape *m)
     return bytes;
 }
 
-/* Where row `row` of a box begins; NULL: outside the tensor. Rows count through all axes but one. */
+/* The address of row `row` of a box; NULL: outside the tensor. Rows count through all axes but
+ * one. */
 static const char *find_row(const load *l, int row)
 {
     const char *from = l->map.base;
@@ -403,7 +408,7 @@ static const char *find_row(const load *l, int row)
     return from;
 }
 
-/* TMA rounds to tf32, to the nearest, ties to even (seen on an H200). */
+/* TMA rounds to tf32, to the nearest, ties to even (observed on an H200). */
 static void round_to_tf32(char bytes[SWIZZLE])
 {
     for (int i = 0; i < SWIZZLE; i += 4) {
@@ -450,7 +455,7 @@ static void finish_box(const load *l)
     else receive(l->full, box_bytes(&l->map));
 }
 
-/* Data sent to a peer: its copies and products see them at once. */
+/* Data that are sent to a peer: its copies and products see them immediately. */
 static void write_at_peer(const load *l, const void *bytes, int size)
 {
     char *to = cuda_at_peer(l->to, l->peer);
@@ -618,7 +623,7 @@ void hopper_bulk_load(void *shared, const void *global, uint64_t *word, int byte
     keep(&l);
 }
 
-/* As global memory adds: subnormal numbers are 0. */
+/* Additions in global memory flush subnormal numbers to 0. */
 static float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0, x) : x; }
 
 static void add_floats(float *to, const float *x, int count)
@@ -626,7 +631,7 @@ static void add_floats(float *to, const float *x, int count)
     for (int i = 0; i < count; i++) to[i] = flushed(flushed(to[i]) + flushed(x[i]));
 }
 
-/* A row of a box, of which the tensor has some. */
+/* Stores the part of a row of a box that is inside the tensor. */
 static void store_row(const addition *a, int row)
 {
     _Alignas(16) char bytes[SWIZZLE];
@@ -658,7 +663,7 @@ static void add(addition *a)
     a->added = true;
 }
 
-/* Its source may change from now on, and must not have changed before. */
+/* The source may change from now on, and must not have changed before. */
 static void end_reading(addition *a)
 {
     if (memcmp(a->from, a->values, (size_t)a->bytes) != 0)
@@ -733,7 +738,7 @@ void hopper_store(const void *opaque, const void *shared, int axes, const int *s
 
 void hopper_bulk_commit(void) { here()->bulk[cuda_thread.x].committed++; }
 
-/* The groups of a thread in front of this one. */
+/* Ends the groups of a thread before this one. */
 static void end_groups(unsigned thread, uint64_t group, hopper_bulk_end end)
 {
     for (int n = 0; n < units.num_additions; n++) {
@@ -781,7 +786,7 @@ static bool end_some_groups(void)
     return false;
 }
 
-/* When a block ends. Sums that nobody has waited for may come later than that. */
+/* Called when a block ends. Sums that no thread has waited for may be added later. */
 static void check_additions(void)
 {
     for (int i = 0; i < units.num_additions; i++)
@@ -883,9 +888,9 @@ void hopper_proxy_fence_global(void) { here()->bulk[cuda_thread.x].unfenced = fa
 
 void hopper_wait_for_grids(void) { here()->bulk[cuda_thread.x].waited = true; }
 
-/* When a block ends: each thread must have waited, so that the grid does not end before those in
- * front. Of a grid beside the one in front, some thread of the last block must have, and none of the
- * others. */
+/* Called when a block ends: each thread must have waited, so that the grid does not end before the
+ * previous ones. In a grid that runs at the same time as the previous one, some thread of the last
+ * block must have waited, and none of the others. */
 static void check_waits(void)
 {
     bool any = false;
@@ -901,7 +906,7 @@ static void check_waits(void)
 
 /* ---- The next copy --------------------------------------------------------------------------- */
 
-/* The youngest copy that somebody waits for. */
+/* The newest copy that is waited for. */
 static bool finish_some_load(void)
 {
     int n = here()->num_loads - 1;
@@ -940,7 +945,7 @@ static result *find_result(lane *l, const float *d)
     return NULL;
 }
 
-/* The accumulators belong to the products from the first one on until the last one is done. */
+/* The accumulators belong to the products from the first one until the last one has completed. */
 static void hold_accumulators(lane *l, const hopper_product *p)
 {
     result *r = find_result(l, p->d);
@@ -984,7 +989,7 @@ void hopper_multiply(const hopper_product *p)
 /* Columns of A and rows of B: 32 bytes. */
 static int depth_of(fa_element element) { return element == FA_ELEMENT_TF32 ? 8 : 16; }
 
-/* What a product sees of a float32 number: the last 13 bits are dropped. */
+/* A float32 number as a product reads it: the last 13 bits are ignored. */
 static float cut_to_tf32(uint32_t bits)
 {
     float x;
@@ -993,7 +998,7 @@ static float cut_to_tf32(uint32_t bits)
     return x;
 }
 
-/* The neighbouring elements in 16 bytes. */
+/* The contiguous elements in 16 bytes. */
 static void decode(uint32_t address, fa_element element, float *x)
 {
     static float halves[1 << 16];
@@ -1013,7 +1018,7 @@ static void decode(uint32_t address, fa_element element, float *x)
         x[i] = element == FA_ELEMENT_BFLOAT16 ? fa_bfloat_to_float(bits[i]) : halves[bits[i]];
 }
 
-/* What a matrix descriptor says. */
+/* The contents of a matrix descriptor. */
 typedef struct matrix {
     uint32_t start, block, group; /* bytes */
 } matrix;
@@ -1029,7 +1034,7 @@ static matrix read_descriptor(uint64_t d)
     return m;
 }
 
-/* Reads 16 columns (tf32: 8) of so many rows to x. */
+/* Reads 16 columns (tf32: 8) of this many rows to x. */
 static void read_along_rows(uint64_t descriptor, fa_element element, int rows, float *x)
 {
     const matrix m = read_descriptor(descriptor);
@@ -1042,7 +1047,8 @@ static void read_along_rows(uint64_t descriptor, fa_element element, int rows, f
     }
 }
 
-/* 16 rows of so many columns, in blocks of 64 or from within the only block on; x is 16 x columns. */
+/* 16 rows of this many columns, in blocks of 64 or from inside the only block; x is 16 x
+ * columns. */
 static void read_across_rows(uint64_t descriptor, fa_element element, int columns, float *x)
 {
     const matrix m = read_descriptor(descriptor);
@@ -1071,8 +1077,8 @@ static float half_of(uint32_t x2, int upper, fa_element element)
     return element == FA_ELEMENT_BFLOAT16 ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
 }
 
-/* In tf32: register i is column t of row g; 4 columns on in registers 2 and 3, and row g + 8 in odd
- * registers. */
+/* In tf32: register i is column t of row g, 4 columns later in registers 2 and 3, and row g + 8 in
+ * odd registers. */
 static void read_tf32_registers(const warpgroup *w, int i_strip, uint64_t number, float *x)
 {
     for (int thread = first_of(i_strip); thread < first_of(i_strip + 1); thread++) {
@@ -1084,8 +1090,8 @@ static void read_tf32_registers(const warpgroup *w, int i_strip, uint64_t number
     }
 }
 
-/* A from registers: register i of a lane is columns 2t, 2t + 1 of row g; 8 columns on in registers 2 and 3, and
- * row g + 8 in odd registers. */
+/* A from registers: register i of a lane is columns 2t, 2t + 1 of row g, 8 columns later in
+ * registers 2 and 3, and row g + 8 in odd registers. */
 static void read_registers(const warpgroup *w, int i_strip, uint64_t number, float *x)
 {
     for (int thread = first_of(i_strip); thread < first_of(i_strip + 1); thread++) {
@@ -1121,7 +1127,7 @@ static void move_results(warpgroup *w, int i_strip, uint64_t number, float *sum,
     }
 }
 
-/* sum (64 x columns) += a (64 x depth) b (depth x columns), of so many rows */
+/* sum (64 x columns) += a (64 x depth) b (depth x columns), for this many rows */
 WITH_WIDE_VECTORS
 static void add_products(float *restrict sum, const float *restrict a, const float *restrict b,
                          int rows, int columns, int depth)
@@ -1144,7 +1150,7 @@ static float cut_off(double x)
     return fabs((double)near) > fabs(x) ? nextafterf(near, 0.0f) : near;
 }
 
-/* The same with a sum that is exact, and then cut off. */
+/* The same with an exact sum, which is then truncated. */
 static void add_and_cut_off(float *restrict sum, const float *restrict a, const float *restrict b,
                             int rows, int columns, int depth)
 {
@@ -1180,7 +1186,7 @@ static void multiply(const warpgroup *w, int i_strip, uint64_t number, float *su
         sum + first_row * p->columns, a + first_row * depth, b, rows_each, p->columns, depth);
 }
 
-/* The threads of a warpgroup must issue the same. */
+/* All threads of a warpgroup must issue the same. */
 static void check_product(const warpgroup *w, int i_strip, uint64_t number)
 {
     const int from = first_of(i_strip);
@@ -1262,7 +1268,7 @@ void hopper_products_wait(int pending)
     cuda_wait_until(&wait);
 }
 
-/* Only what all of a warpgroup have issued, and one waits for. */
+/* Only products that a whole warpgroup has issued and that are waited for. */
 static bool finish_some_products(void)
 {
     for (int n = 0; n < MAX_GROUPS * strips(); n++) {
@@ -1289,7 +1295,7 @@ static void check_products(void)
 
 /* ---- Registers ------------------------------------------------------------------------------- */
 
-/* Of a thread, when a block starts. The block never gets more. */
+/* The registers of a thread when a block starts. The block never gets more. */
 static int at_start(void)
 {
     const int registers = (int)(REGISTERS / units.run->threads) / 8 * 8;
@@ -1321,7 +1327,7 @@ static void check_registers(void)
 
 static void start(const cuda_run *run)
 {
-    /* Warps behind the last whole warpgroup can load, but issue no products. */
+    /* Warps after the last whole warpgroup can load, but issue no products. */
     if (run->threads % WARP || run->threads < WARPGROUP || run->threads > MAX_THREADS)
         cuda_die("%u threads are no warps, with a warpgroup among them", run->threads);
     units.run = run;

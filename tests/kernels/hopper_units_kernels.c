@@ -33,7 +33,7 @@ static void add_row(float *sums, const sums_parameters *p)
     if (p->mistake != ADD_NOT_COMMITTED) ptx_bulk_commit();
 }
 
-/* All threads store, one adds. */
+/* All threads store, and one of them adds. */
 static void add_step(float *sums, const float *row, int step, const sums_parameters *p)
 {
     const int n = (int)threadIdx.x;
@@ -99,7 +99,8 @@ void turn_matrices(matrices_parameters p)
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* 64 rows of 64 elements, each thread half of one. In words: a copy of more may be a call that compilers do not show. */
+/* 64 rows of 64 elements, half a row for each thread. In words: a larger copy may be a call that
+ * compilers do not check. */
 static void store_swizzled(char *to, const uint16_t *from)
 {
     const uint32_t row = threadIdx.x / 2, half = threadIdx.x % 2;

@@ -1,9 +1,10 @@
 /*
- * Which random problems the tests of kernels on the host run. FA_ALL_TESTS=1 in the environment: all;
- * another number n, as in CI: a sample, and every nth problem. Without it a sample, so that `make test`
- * stays short: for each variant one problem, for each option one with each family of kernels that has
- * it, and of the small ones some of each variant, beginning at another one for each. A test goes through its problems twice:
- * first none is run, to find the smallest problem for each need that is not tiny.
+ * Chooses the random problems that the tests of kernels on the host run. FA_ALL_TESTS=1 in the
+ * environment: all; another number n, as in CI: a sample, and every nth problem. By default only a
+ * sample, so that `make test` stays short: for each variant one problem; for each option one with
+ * each family of kernels that supports it; and of the small problems some of each variant,
+ * beginning at a different one for each variant. A test goes through its problems twice: the first
+ * time none is run, to find the smallest problem for each need that is not tiny.
  */
 #ifndef FA_TEST_SAMPLE_H
 #define FA_TEST_SAMPLE_H
@@ -28,25 +29,25 @@ enum {
 /* Multiply-adds of a problem that is not tiny: some tiles of queries and of keys. */
 static const double sample_work = 5e6, sample_small_work = 1e7;
 
-/* One thing that some problem must have. */
+/* A property that some problem must have. */
 typedef struct sample_need {
     double work; /* of the problem that is run for it; 0: there is none */
     bool met;
-    int offered; /* problems that have it */
+    int offered; /* problems with this property */
 } sample_need;
 
 static struct {
     bool whole;     /* nothing is left out */
-    bool searching; /* for the smallest problems: none is run */
-    int every;      /* every so many problems are run beside the sample; 0: none */
+    bool searching; /* the test looks for the smallest problems: none is run */
+    int every;      /* every n-th problem is run in addition to the sample; 0: none */
     int64_t taken, left_out;
     sample_need variants[FA_VARIANTS], options[SAMPLE_FAMILIES][SAMPLE_OPTIONS];
     const void *families[SAMPLE_FAMILIES];
     int set_taken[SAMPLE_SETS], set_left_out[SAMPLE_SETS]; /* of sample_has */
 } sample;
 
-/* Whether the test goes through its problems twice. whole: nothing is left out, as where problems are asked for by their
- * numbers. */
+/* Whether the test goes through its problems twice. whole: nothing is left out, for example if
+ * problems are requested by their numbers. */
 static inline bool sample_begin(bool whole)
 {
     const char *all = getenv("FA_ALL_TESTS");
@@ -56,10 +57,10 @@ static inline bool sample_begin(bool whole)
     return sample.searching;
 }
 
-/* From now on problems are run. */
+/* From now on, problems are run. */
 static inline void sample_found(void) { sample.searching = false; }
 
-/* What a problem has, a bit for each option. */
+/* The properties of a problem, a bit for each option. */
 static inline uint64_t sample_options_of(const fa_problem *p)
 {
     const bool options[] = {
@@ -115,7 +116,7 @@ static inline int sample_family(const void *family)
     return i;
 }
 
-/* Whether a problem of so much work is a better one than another. */
+/* Whether a problem with this much work is better than another. */
 static inline bool sample_is_better(double work, double other)
 {
     if (other == 0) return true;
@@ -123,7 +124,7 @@ static inline bool sample_is_better(double work, double other)
     return work < other;
 }
 
-/* What a problem is for: its variants, and its options with its family. */
+/* The needs that a problem meets: its variants, and its options with its family. */
 typedef struct sample_needs {
     sample_need *need[FA_CUDA_LAUNCHES + SAMPLE_OPTIONS];
     int count;
@@ -148,8 +149,9 @@ static inline sample_needs sample_needs_of(const fa_problem *p, const fa_cuda_pl
     return n;
 }
 
-/* Whether the problem is in the sample. other: bits for what else counts as an option. Needs that arise only while problems are
- * run, because a test chooses its variants by what has run, are met by the first problem. */
+/* Whether the problem is in the sample. other: bits for additional options. Needs that arise only
+ * while problems are run, because a test chooses its variants by what has run, are met by the first
+ * problem. */
 static inline bool sample_takes(const fa_problem *p, const fa_cuda_plan *plan, uint64_t other)
 {
     const sample_needs n = sample_needs_of(p, plan, other);
@@ -171,8 +173,8 @@ static inline bool sample_takes(const fa_problem *p, const fa_cuda_plan *plan, u
     return takes;
 }
 
-/* The same for problems made by hand: number i of a set, sets being numbered by the test. The first ones of two sets that follow
- * each other differ. */
+/* The same for problems made by hand: number i of a set. The test numbers its sets. The first ones
+ * of consecutive sets differ. */
 static inline bool sample_has(int64_t i, int set)
 {
     const int every = sample.every ? sample.every : SAMPLE_EVERY;
@@ -184,7 +186,7 @@ static inline bool sample_has(int64_t i, int set)
     return has;
 }
 
-/* Says what was left out. Each kernel must have run, and of each set some problem. */
+/* Reports what was left out. Each kernel must have run, and some problem of each set. */
 static inline void sample_end(void (*const kernels[FA_VARIANTS])(const void *parameters),
                               const int runs[FA_VARIANTS])
 {

@@ -1,18 +1,18 @@
 /*
  * backward_sm80, run on the host (cuda_on_cpu.h): random problems, compared with float64, with the
  * launches that the planner and the backend make for an H200, an A100 and a card with little shared
- * memory. What backward needs of forward comes from the CPU engine.
+ * memory. What backward needs from forward comes from the CPU engine.
  *
- * Each problem runs twice, with another order of the threads and blocks, and each result is
- * compared. Sums of dq are added in another order then, so its last bits may differ; all others
- * must be the same. With FA_DETERMINISTIC, in half of the problems, dq must be the same, too: then
- * blocks run in their order, the second time several side by side, so that they wait for each
+ * Each problem runs twice, with different orders of the threads and blocks, and each result is
+ * compared. Sums of dq are added in another order then, so dq's last bits may differ; all other
+ * results must be the same. With FA_DETERMINISTIC, in half of the problems, dq must be the same,
+ * too: then blocks run in order, the second time several side by side, so that they wait for each
  * other.
  *
- * Arguments: the first problem's number, how many, and of which kind (1: peaked rows, 2: float32 in
- * tf32, 3: by three products, 4 and 5: these two with sums in dq, 6:
- * three products, weights corrected, 7: the same with peaked rows), and "wide" for head dims above 256, instead of those listed here;
- * then the runs of each variant are printed.
+ * Arguments: the first problem's number, how many, and of which kind (1: peaked rows; 2: float32 in
+ * tf32; 3: by three products; 4 and 5: these two with sums in dq; 6: three products, weights
+ * corrected; 7: the same with peaked rows), and "wide" for head dims above 256, in place of those
+ * listed here. Then the runs of each variant are printed.
  */
 #include <float.h>
 #include <math.h>
@@ -43,12 +43,12 @@ static const int64_t numbers[] = {
     886,  925,  945,  975,  1000, 1022, 1027, 1035, 1092, 1178, 1216, 1227, 1315, 1325,
     1326, 1345, 1375, 1381, 1396, 1409, 1436, 1486, 1613, 2037, 2248, 2771};
 
-/* The same in float32 of precision tf32. */
+/* The same for float32 of precision tf32. */
 static const int64_t tf32[] = {6,   50,  51,  79,  80,  85,  87,  139, 169, 171, 175, 179,
                                182, 199, 226, 252, 265, 271, 296, 308, 329, 332, 343, 367,
                                377, 396, 402, 439, 447, 465, 495, 496, 508, 523, 527, 549};
 
-/* And by three products. */
+/* And for three products. */
 static const int64_t float32[] = {103, 139, 164, 171, 182, 211, 226, 271, 308, 327, 329,
                                   333, 336, 343, 359, 362, 373, 396, 398, 402, 406};
 
@@ -59,11 +59,11 @@ static const int64_t tf32_in_place[] = {1,   2,   6,   11,  14,  17,  30,  37,  
 static const int64_t float32_in_place[] = {1,  2,  6,  14, 17, 32, 45, 47,  50,  51, 54,
                                            55, 65, 69, 76, 78, 87, 94, 102, 103, 105};
 
-/* By three products, with weights corrected. */
+/* For three products, with weights corrected. */
 static const int64_t corrected[] = {103, 139, 164, 171, 182, 211, 226, 271, 308, 327, 329,
                                     333, 336, 343, 359, 362, 373, 396, 398, 402, 406};
 
-/* Rows that few keys dominate, without what takes long here: wide heads. */
+/* Rows that few keys dominate, without wide heads, which take long here. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
 
 typedef struct parameters {
@@ -82,7 +82,7 @@ typedef struct parameters {
 #include "test_backward_sm80_on_cpu_forms.h"
 #undef FORM
 
-/* Those that it shares with backward_simt. */
+/* The kernels that it shares with backward_simt. */
 #define SHARED(name)                                                                               \
     void name(fa_backward_params p);                                                               \
     static void run_##name(const void *p)                                                          \
@@ -104,11 +104,11 @@ static fa_cuda_device device;
 static bool in_place; /* sums of dq are in dq itself */
 static bool corrected_weights;
 
-static int64_t blind_queries; /* that were NaN */
-static int rounded_otherwise; /* problems whose second run left other bits in dq */
+static int64_t blind_queries; /* those that were NaN */
+static int rounded_otherwise; /* problems whose second run had other bits in dq */
 static int ordered;           /* problems whose sums of dq have one order */
 
-/* What problems there are. */
+/* The kinds of problems. */
 typedef enum kind {
     ANY,
     PEAKED,        /* rows that few keys dominate */
@@ -121,11 +121,11 @@ typedef enum kind {
     KINDS
 } kind;
 
-/* Head dims above 256, of float32: so many problems from 0 on of each kind. */
+/* Head dims above 256, for float32: this many problems from 0 on of each kind. */
 static const int64_t wide_numbers = 16;
 static const kind wide_kinds[] = {TF32, FLOAT32, TF32_IN_PLACE, FLOAT32_IN_PLACE, CORRECTED};
 
-static double worst[KINDS]; /* the largest error, in units of what is allowed */
+static double worst[KINDS]; /* the largest error, relative to the allowed one */
 
 /* One run of a problem. */
 typedef struct machine {
@@ -134,14 +134,15 @@ typedef struct machine {
     bool ordered;   /* sums of dq have one order */
     kind kind;
     bool wide;          /* head dims above 256, of float32 */
-    bool compared;      /* this run; what comes behind it is a batch item alone */
-    char *first;        /* what the first one left in all buffers */
-    ref_buffers memory; /* what kernels may touch */
+    bool compared;      /* this run's result is compared; later calls are batch items alone */
+    char *first;        /* all buffers after the first run */
+    ref_buffers memory; /* what kernels may access */
 } machine;
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
-/* All orders; a slow warp, or one with slow lanes. Blocks of lower numbers start first where sums have one order. */
+/* All orders; a slow warp, or one with slow lanes. If sums have one order, blocks of lower numbers
+ * start first. */
 static void vary(cuda_run *run, const machine *m)
 {
     const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
@@ -228,7 +229,7 @@ static fa_status compare_runs(machine *m, const random_call *call, char *message
     return status;
 }
 
-/* The problem of backward, and a plan for it by the kernel, if it does it. */
+/* The problem of backward, and its plan by the kernel, if the kernel supports it. */
 static fa_status make_plan(const random_call *call, const fa_gradients *gradients,
                            fa_options *options, fa_problem *p, fa_cuda_plan *plan, char *message,
                            size_t size)
@@ -259,7 +260,7 @@ static fa_status make_plan(const random_call *call, const fa_gradients *gradient
                : FA_ERROR_UNSUPPORTED;
 }
 
-/* Whether no two elements of it are at one place. */
+/* Whether no two of its elements are in one place. */
 static bool has_own_elements(const fa_tensor *t)
 {
     for (int i = 0; i < 4; i++)
@@ -282,7 +283,8 @@ static void poison_blind_queries(const random_call *call)
     }
 }
 
-/* Copies the buffers of q and dout to a place, which NULL makes, or back from it. */
+/* Copies the buffers of q and dout to memory, which is allocated if `kept` is NULL, or back from
+ * it. */
 static void *keep_queries(const ref_buffers *buffers, char *kept)
 {
     size_t bytes = 0, at = 0;
@@ -332,7 +334,7 @@ static bool wants(void *context, const random_call *call)
     if (m->number / 8 % 2) options.flags |= FA_DETERMINISTIC;
     const fa_status status =
         make_plan(call, &call->gradients, &options, &p, &plan, message, sizeof message);
-    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend gives the reason */
     return sample_takes(&p, &plan, is_peaked(m));
 }
 
@@ -354,7 +356,7 @@ static bool run_problem(machine *m)
                                            RANDOM_EMPTY,    RANDOM_STRIDES, RANDOM_INVARIANCE,
                                            RANDOM_DROPOUT,  RANDOM_TAILS};
     const random_focus focus = focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])];
-    /* The tails' number says the head dim: all widths, not only the first. */
+    /* The number determines the head dim of RANDOM_TAILS: all widths, not only the first ones. */
     const int64_t problem =
         focus == RANDOM_TAILS && !is_peaked(m) ? m->number * 37 % 256 : m->number;
     random_settings settings = {.device = FA_DEVICE_CUDA,
@@ -391,7 +393,8 @@ static bool run_problem(machine *m)
 
 /* ---- Problems made by hand ------------------------------------------------------------------- */
 
-/* All queries and all keys are alike, so that gradients are known: each key has the weight 1 / ROWS. */
+/* All queries and all keys are equal, so that gradients are known: each key has the weight
+ * 1 / ROWS. */
 enum { ROWS = 40, COLUMNS = 64 };
 
 /* As wide as the widest type. */
@@ -429,7 +432,7 @@ static void fill(uint32_t *to, float x)
     for (int i = 0; i < ROWS * COLUMNS; i++) set(to, i, x);
 }
 
-/* Scores of -128 and lower are far below the 0 of a row of zeros behind the last key. */
+/* Scores of -128 and lower are far below the 0 of a row of zeros after the last key. */
 static void make_hand(float key)
 {
     fill(hand.q, 4);
@@ -476,7 +479,7 @@ static void run_hand(bool masked, const int32_t *seqlens_q)
           "%s", message);
 }
 
-/* Weights of rows behind the last key would be infinite. */
+/* Weights of rows after the last key would be infinite. */
 static void test_low_scores(void)
 {
     for (int masked = 0; masked < 2; masked++) {
@@ -490,7 +493,8 @@ static void test_low_scores(void)
     }
 }
 
-/* An infinite key that a query sees is not forgotten where keys are looked through for hidden ones; one that is hidden is. */
+/* An infinite key that a query sees is not ignored if keys are searched for hidden ones; a hidden
+ * one is ignored. */
 static void test_infinite_key(void)
 {
     for (int hidden = 0; hidden < 2; hidden++) {
@@ -507,7 +511,8 @@ static void test_infinite_key(void)
     }
 }
 
-/* Finite numbers of float32 whose scores are infinite: gradients are not numbers, as the log-sum-exp says. */
+/* Finite float32 numbers whose scores are infinite: gradients are NaN, because the log-sum-exp is
+ * infinite. */
 static void test_infinite_scores(void)
 {
     make_hand(0.125f);
@@ -521,7 +526,7 @@ static void test_infinite_scores(void)
         CHECK(isnan(get(hand.dv, i)), "dv %d is %g", i, (double)get(hand.dv, i));
 }
 
-/* Rows behind the last query get zeros, whatever the keys. */
+/* Rows after the last query get zeros, whatever the keys are. */
 static void test_rows_behind(void)
 {
     make_hand(0.125f);
@@ -534,8 +539,8 @@ static void test_rows_behind(void)
         CHECK(get(hand.dq, i) == 0, "dq %d is %g", i, (double)get(hand.dq, i));
 }
 
-/* A log-sum-exp that is off by a rounding error of the scores does not change gradients; one that is off by more is of other
- * keys as well, and does. With a sink keys share half of the weight. */
+/* A log-sum-exp with a rounding error of the scores does not change gradients. One that differs by
+ * more covers other keys as well, and does. With a sink, keys have half of the weight. */
 static void test_corrected_weights(void)
 {
     static const float errors[] = {0, 0x1p-22f, -0x1p-22f, 0x1p-12f};
@@ -564,7 +569,7 @@ static void test_corrected_weights(void)
     hand.sink = -INFINITY;
 }
 
-/* What test_row_sums does beside plain attention. */
+/* Options of test_row_sums, in addition to plain attention. */
 typedef enum row_option {
     ROW_PLAIN,
     ROW_CAUSAL,
@@ -573,13 +578,15 @@ typedef enum row_option {
     ROW_ALIBI,
     ROW_BIAS,
     ROW_MASK,
-    ROW_SMALL, /* one key with nearly all the weight, many with what a sum of float32 would lose */
+    /* One key with nearly all the weight, many with weights that a float32 sum would lose. */
+    ROW_SMALL,
     ROW_OPTIONS
 } row_option;
 
 static void set_row_option(fa_options *o, row_option option, const fa_tensor *scores)
 {
-    /* Gentle: log-sum-exps far below the scores would have errors beyond what is corrected. */
+    /* Small: log-sum-exps far below the scores would have errors that are larger than those that
+     * are corrected. */
     static const float slope = 0.0625f;
     if (option == ROW_CAUSAL) o->flags |= FA_CAUSAL;
     if (option == ROW_WINDOW) o->flags |= FA_CAUSAL | FA_WINDOW, o->window_left = 90;
@@ -589,8 +596,9 @@ static void set_row_option(fa_options *o, row_option option, const fa_tensor *sc
     if (option == ROW_MASK) o->mask = scores;
 }
 
-/* dO has a 1 in a column of its own for each query. So the sum of dV over the keys is, in that column, the sum of the
- * query's weights: 1, whatever the scores, also where the log-sum-exp is off by a rounding error. */
+/* dO has a 1 in its own column for each query. So the sum of dV over the keys is, in that column,
+ * the sum of the query's weights: 1, whatever the scores are, also if the log-sum-exp has a
+ * rounding error. */
 static void test_row_sums(int dim, row_option option)
 {
     enum { N_Q = 80, N_K = 2100, MOST = 512 };
@@ -599,7 +607,7 @@ static void test_row_sums(int dim, row_option option)
         float dq[N_Q * MOST], dk[N_K * MOST], dv[N_K * MOST], lse[N_Q], bias[N_Q * N_K];
         uint8_t mask[N_Q * N_K];
     } x;
-    /* Of few bits, so that scores are exact: logits of 40, and 20.5 of the others. */
+    /* With few bits, so that scores are exact: logits of 40, and of 20.5 for the others. */
     static const float keys[][2] = {{5, 2.5625f},
                                     {3.5625f, 1.8125f},
                                     {2.5f, 1.28125f},
@@ -661,8 +669,9 @@ static void test_row_sums(int dim, row_option option)
     }
 }
 
-/* A block has more tiles of queries than it looks at together, and some have large scores. Each head has a tile, of one query;
- * of a query with large scores weights are together 1, of others as the log-sum-exp has it, which is off. */
+/* A block has more tiles of queries than it checks together, and some have large scores. Each head
+ * has a tile with one query. The weights of a query with large scores add up to 1; those of the
+ * others follow the log-sum-exp, which has an error. */
 static void test_many_tiles(void)
 {
     enum { HEADS = 100, DIM = 64, N_K = 3 };
@@ -718,25 +727,27 @@ static void test_many_tiles(void)
 
 /* ---- Rows of different sizes ----------------------------------------------------------------- */
 
-/* Float32 operands are multiplied as float16 numbers, times powers of two. Each row of each gradient must have small errors, whatever
- * the sizes of the other rows. */
+/* Float32 operands are multiplied as float16 numbers times powers of two. Each row of each gradient
+ * must have small errors, whatever the sizes of the other rows are. */
 typedef enum uneven_case {
     HUGE_MASKED_KEY, /* that a mask hides from all queries */
     HUGE_BIASED_KEY, /* that a bias hides */
     HUGE_FUTURE_KEY, /* that a causal mask hides from some */
     UNEVEN_ROWS,     /* sizes of rows differ by powers of two, and some rows are 0 */
     LARGE_QUERIES,   /* times 1e18, and keys times 1e-18 */
-    SMALL_QUERIES,   /* the other way */
+    SMALL_QUERIES,   /* the other way round */
     LARGE_VALUES,    /* values and dO times 1e18 */
     SMALL_VALUES,    /* values and dO times 1e-15 */
     LARGE_DOUT,      /* dO times 1e18, values times 1e-18 */
     UNATTENDED_KEY,  /* with weights of 1e-19 */
-    LARGE_LOGITS,    /* some ten million: what is exact is another question */
+    LARGE_LOGITS,    /* some ten million: only finiteness is tested */
     TINY_QUERIES,    /* 2^-92, and every second key 2^112, others 2^-92 */
-    HUGE_QUERIES,    /* the other way */
-    TINY_DOUT,       /* likewise of dO and values */
+    HUGE_QUERIES,    /* the other way round */
+    TINY_DOUT,       /* the same for dO and values */
     HUGE_DOUT,
-    ORTHOGONAL_ROWS, /* keys and queries, huge; values and dO are so small that dP is near the smallest float */
+    /* Keys and queries are orthogonal and huge; values and dO are so small that dP is near the
+     * smallest float. */
+    ORTHOGONAL_ROWS,
     UNEVEN_CASES
 } uneven_case;
 
@@ -771,7 +782,7 @@ static void shift_row(float *rows, int row, int dim, int bits)
     for (int c = 0; c < dim; c++) rows[row * dim + c] = ldexpf(rows[row * dim + c], bits);
 }
 
-/* Rows far apart. Their products are ordinary numbers, or nearly 0. */
+/* Rows of very different sizes. Their products are ordinary numbers, or nearly 0. */
 static void make_far_rows(int dim, uneven_case of)
 {
     const bool queries = of == TINY_QUERIES || of == HUGE_QUERIES;
@@ -783,7 +794,7 @@ static void make_far_rows(int dim, uneven_case of)
     for (int i = 0; i < num_few; i++) shift_row(few, i, dim, i % 2 ? -92 : 112);
 }
 
-/* A query has its first column alone, a key its second. */
+/* A query has only its first column, a key only its second. */
 static void make_orthogonal_rows(int dim)
 {
     for (int i = 0; i < UNEVEN_Q * dim; i++)
@@ -822,7 +833,7 @@ static void make_uneven(int dim, uneven_case of)
         if (of != HUGE_FUTURE_KEY) set_row(uneven.k, HUGE_KEY, dim, 1e30f);
         set_row(uneven.v, HUGE_KEY, dim, of == HUGE_FUTURE_KEY ? 1e12f : -1e30f);
         for (int i = 0; i < UNEVEN_Q * dim; i++)
-            uneven.dout[i] = fabsf(uneven.dout[i]); /* dP of the key is no difference */
+            uneven.dout[i] = fabsf(uneven.dout[i]); /* so that dP of the key is not a difference */
     }
     if (of == UNATTENDED_KEY) { /* logits of -44 */
         for (int i = 0; i < UNEVEN_Q; i++) uneven.q[i * dim] = 30;
@@ -835,8 +846,8 @@ static void make_uneven(int dim, uneven_case of)
     }
 }
 
-/* The largest error of a row, as a share of its size, or of `least` if that is larger; 1 where both are 0, infinity where a number
- * is not finite. */
+/* The largest error of a row, relative to its size, or to `least` if that is larger; 1 if both are
+ * 0, infinity if a number is not finite. */
 static double find_row_error(const float *rows, const double *expected, int n, int dim,
                              double least)
 {
@@ -854,8 +865,8 @@ static double find_row_error(const float *rows, const double *expected, int n, i
     return worst_row;
 }
 
-/* Errors of scores are multiplied by the scores' size in weights: UNATTENDED_KEY has those of 44. Large logits need only leave
- * all finite. */
+/* In weights, errors of scores are multiplied by the scores' size: UNATTENDED_KEY has scores of 44.
+ * Large logits only need to give finite results. */
 static double allow_row_error(uneven_case of, fa_precision precision)
 {
     const double rounding = precision == FA_PRECISION_TF32 ? 0x1p-11 : 0x1p-22;
@@ -867,7 +878,7 @@ static double allow_row_error(uneven_case of, fa_precision precision)
                                                                   : 16);
 }
 
-/* out and lse, and what gradients should be, by the reference. */
+/* Computes out and lse, and the expected gradients, by the reference. */
 static void attend_uneven(const ref_inputs *in, const fa_tensor *dout, ref_gradients *exact)
 {
     ref_array out, lse;
@@ -936,7 +947,7 @@ static void test_uneven_rows(int dim, uneven_case of, fa_precision precision)
               (int)of, (int)precision, (const char *[]){"dq", "dk", "dv"}[i], errors[i]);
 }
 
-/* Whether the kernel does the problem. */
+/* Whether the kernel supports the problem. */
 static bool run_twice(int64_t number, kind of, bool wide)
 {
     machine m = {.number = number, .kind = of, .wide = wide};
@@ -1000,8 +1011,8 @@ int main(int argc, char **argv)
             test_uneven_rows(uneven_dims[i / UNEVEN_CASES % 5], (uneven_case)(i % UNEVEN_CASES),
                              i / UNEVEN_CASES < 5 ? FA_PRECISION_FLOAT32 : FA_PRECISION_TF32);
     if (argc == 1) sample_end(kernels, runs);
-    /* What is allowed has room for errors that all go one way. Cutting operands off, not rounding
-     * them, gives 0.27 of it; dropping one of three products more than all. */
+    /* The allowance has room for errors that all have the same sign. Truncating operands instead of
+     * rounding them gives 0.27 of it; omitting one of three products gives more than all of it. */
     const double rounded = fmax(worst[TF32], worst[TF32_IN_PLACE]),
                  exact = fmax(worst[FLOAT32], fmax(worst[FLOAT32_IN_PLACE], worst[CORRECTED]));
     CHECK(rounded < 0.2 || argc > 1, "tf32: %.3f of what is allowed", rounded);

@@ -1,21 +1,23 @@
 /*
- * backward_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems that the planner gives to it on an
- * H200, compared with float64. The launches are those that the planner and the backend make; only the tensor maps are
- * this machine's. What backward needs of forward comes from the CPU engine.
+ * backward_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems that the planner
+ * gives to it on an H200, compared with float64. The launches are those that the planner and the
+ * backend make; only the tensor maps are this machine's. What backward needs from forward comes
+ * from the CPU engine.
  *
- * Each problem runs twice, with another order of the threads and other delays, and each result is compared. Sums of dq are
- * added in another order then, so its last bits may differ; all others must be the same. With FA_DETERMINISTIC, in half of the
- * problems, dq must be the same, too: then blocks run in their order, the second time several
- * side by side, so that they wait for each other.
+ * Each problem runs twice, with different orders of the threads and different delays, and each
+ * result is compared. Sums of dq are added in another order then, so dq's last bits may differ; all
+ * other results must be the same. With FA_DETERMINISTIC, in half of the problems, dq must be the
+ * same, too: then blocks run in order, the second time several side by side, so that they wait for
+ * each other.
  *
- * Behind these problems come others with a bias and its gradient, with head dims above 96 and above 128, and some that
- * persistent blocks do twice, or joined launches. Where they are asked for, several blocks run side by side the second time, and
- * share the work tiles, or wait for each other.
+ * After these problems come others with a bias and its gradient, with head dims above 96 and above
+ * 128, and some that persistent blocks compute twice, or joined launches. For those, several blocks
+ * run side by side the second time, and share the work tiles or wait for each other.
  *
- * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias", "left" (the same on a
- * device with one multiprocessor), "unseen" (the same with keys that no query sees), "persistent" or "joined" for such problems,
- * "cleared" for those with sums that blocks clear for later ones;
- * then the runs of each variant are printed.
+ * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and
+ * "bias", "left" (the same on a device with one multiprocessor), "unseen" (the same with keys that
+ * no query sees), "persistent" or "joined" for such problems, "cleared" for those with sums that
+ * blocks clear for later ones. Then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -41,16 +43,16 @@ static const int64_t with_options[] = {
     1499, 1554, 1557, 1596, 1663, 1828, 1832, 1973, 2003, 2068, 2143, 2168, 2317, 2323, 2343,
     2449, 2521, 2577, 2597, 2653, 2659, 2723, 2745, 2757, 2785, 2936, 2986, 3017};
 
-/* Of the class of a bias and its gradient: stored, added, summed in the workspace, by threads and by TMA; the last one has blocks of
- * batch items that take turns. */
+/* Problems of the class of a bias and its gradient: stored, added, summed in the workspace, by
+ * threads and by TMA; in the last one, blocks of batch items take turns. */
 static const int64_t with_dbias[] = {62,  66,  103, 130, 162, 165, 167, 171, 275,
                                      306, 435, 449, 463, 500, 542, 543, 554, 1363};
 
-/* The same where blocks leave dS, on a device with one multiprocessor. */
+/* The same if blocks leave dS, on a device with one multiprocessor. */
 static const int64_t with_left_ds[] = {262,  2368, 2436, 3330,  4688,  5334,  5344,  6725,  8551,
                                        8738, 9170, 9556, 11858, 12307, 17104, 18242, 18848, 18950};
 
-/* The same where no query sees the later keys of each item: their blocks leave nothing. */
+/* The same if no query sees the later keys of each item: their blocks leave nothing. */
 static const int64_t with_unseen_keys[] = {17987};
 
 enum {
@@ -85,7 +87,7 @@ typedef struct parameters {
 #include "test_backward_sm90_on_cpu_forms.h"
 #undef FORM
 
-/* Those that it shares with backward_simt. */
+/* The kernels that it shares with backward_simt. */
 #define SHARED(name)                                                                               \
     void name(fa_backward_params p);                                                               \
     static void run_##name(const void *p)                                                          \
@@ -106,20 +108,22 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
         FORM(backward_dbias_round)};
 
 static int runs[FA_VARIANTS];
-/* Of head dims to 64, and above: TMA loaded a bias; who made dbias, FA_BACKWARD_SM90_DBIAS_... */
+/* For head dims to 64, and above: whether TMA loaded a bias; how dbias was stored,
+ * FA_BACKWARD_SM90_DBIAS_... */
 static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
 static int rooms_waited_for; /* runs whose blocks wait for room to leave dS */
 static int64_t least_dim;
 static bool about_bias; /* problems are of that class */
 static bool alone;      /* there is one multiprocessor */
-static bool unseen;     /* nobody sees the later keys */
+static bool unseen;     /* no query sees the later keys */
 static const fa_cuda_family
-    *few; /* of both runs; NULL: of the second one persistent blocks, where they can */
-/* An H200, or one with few multiprocessors, for which plans are made otherwise. */
+    /* Of both runs; NULL: the second run has persistent blocks, if possible. */
+    *few;
+/* An H200, or one with few multiprocessors, for which plans differ. */
 static fa_cuda_device device;
 
-static int64_t blind_queries; /* that were NaN */
-static int rounded_otherwise; /* problems whose second run left other bits in dq */
+static int64_t blind_queries; /* those that were NaN */
+static int rounded_otherwise; /* problems whose second run had other bits in dq */
 static int ordered;           /* problems whose sums of dq have one order */
 static int cleared_ahead;     /* launches whose blocks clear sums for later ones */
 
@@ -129,9 +133,9 @@ typedef struct machine {
     bool otherwise;     /* the second one */
     bool ordered;       /* sums of dq have one order */
     bool leaves_ds;     /* dbias has one order, too */
-    bool compared;      /* this run; what comes behind it is a batch item alone */
-    char *first;        /* what the first one left in all buffers */
-    ref_buffers memory; /* what kernels may touch */
+    bool compared;      /* this run's result is compared; later calls are batch items alone */
+    char *first;        /* all buffers after the first run */
+    ref_buffers memory; /* what kernels may access */
 } machine;
 
 /* ---- Launches -------------------------------------------------------------------------------- */
@@ -139,20 +143,21 @@ typedef struct machine {
 static bool is_main(const fa_cuda_plan_launch *l);
 static bool is_shared(const fa_cuda_plan_launch *l);
 
-/* Whether blocks wait for blocks of lower numbers, to leave their dS where these have. */
+/* Whether blocks wait for blocks of lower numbers before they leave their dS in the same place. */
 static bool waits_for_room(const fa_cuda_plan_launch *l)
 {
     return is_main(l) && l->backward_sm90.left.room < l->backward_sm90.left.units;
 }
 
-/* Whether blocks clear sums for later ones. Launches before and after the products have fewer threads. */
+/* Whether blocks clear sums for later ones. Launches before and after the products have fewer
+ * threads. */
 static bool clears_ahead(const fa_cuda_plan_launch *l)
 {
     return !is_shared(l) && l->threads >= FA_BACKWARD_SM90_THREADS && l->backward_sm90.groups > 0;
 }
 
-/* Whether blocks wait for blocks of lower numbers, to add to what those clear. Persistent ones take work tiles in the order of their
- * numbers. */
+/* Whether blocks wait for blocks of lower numbers before they add to sums that those clear.
+ * Persistent ones take work tiles in the order of their numbers. */
 static bool waits_for_zeros(const fa_cuda_plan_launch *l)
 {
     return clears_ahead(l) && !fa_variants[l->variant].persistent;
@@ -174,7 +179,7 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     if (!m->otherwise) return;
     if (in_order || v->persistent)
         run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
-    run->first_block_slow = /* of a cluster, the other block waits for it */
+    run->first_block_slow = /* in a cluster, the other block waits for it */
         !run->cluster && (v->joined || waits_for_room(l) || waits_for_zeros(l)) && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
@@ -291,7 +296,7 @@ static fa_status compare_runs(machine *m, const random_call *call, char *message
     return status;
 }
 
-/* The problem of backward, and a plan for it if it is one for the kernel. */
+/* The problem of backward, and its plan, if it is one for the kernel. */
 static fa_status make_plan(const random_call *call, const fa_gradients *gradients,
                            fa_options *options, const fa_cuda_family *asked, fa_problem *p,
                            fa_cuda_plan *plan, char *message, size_t size)
@@ -319,7 +324,7 @@ static fa_status make_plan(const random_call *call, const fa_gradients *gradient
                : FA_ERROR_UNSUPPORTED;
 }
 
-/* Whether no two elements of it are at one place. */
+/* Whether no two of its elements are in one place. */
 static bool has_own_elements(const fa_tensor *t)
 {
     for (int i = 0; i < 4; i++)
@@ -342,7 +347,8 @@ static void poison_blind_queries(const random_call *call)
     }
 }
 
-/* Copies the buffers of q and dout to a place, which NULL makes, or back from it. */
+/* Copies the buffers of q and dout to memory, which is allocated if `kept` is NULL, or back from
+ * it. */
 static void *keep_queries(const ref_buffers *buffers, char *kept)
 {
     size_t bytes = 0, at = 0;
@@ -359,7 +365,8 @@ static void *keep_queries(const ref_buffers *buffers, char *kept)
     return kept;
 }
 
-/* Room for one unit, the least that the kernel can do with: then the blocks of each unit wait for those of the unit before. */
+/* Leaves room for one unit, the minimum for the kernel: then the blocks of each unit wait for those
+ * of the previous unit. */
 static void leave_little_room(fa_cuda_plan *plan)
 {
     for (int i = 0; i < plan->count; i++)
@@ -382,8 +389,10 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
-    fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2); /* in all problems that can */
-    if (alone && m->otherwise) leave_little_room(&plan);         /* summed is one less than units */
+    /* In all problems that support it. */
+    fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2);
+    /* `summed` is one less than units. */
+    if (alone && m->otherwise) leave_little_room(&plan);
     m->leaves_ds = false;
     for (int i = 0; i < plan.count; i++)
         m->leaves_ds |= is_main(&plan.launches[i]) && plan.launches[i].backward_sm90.left.units > 0;
@@ -395,7 +404,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
-/* What else counts as an option: who makes dbias, and whether TMA loads the bias. */
+/* Additional options: how dbias is stored, and whether TMA loads the bias. */
 static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
 {
     uint64_t other = 0;
@@ -410,7 +419,7 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
     return p->bias.data ? other : 0;
 }
 
-/* Of the first run. */
+/* Decides about the first run. */
 static bool wants(void *context, const random_call *call)
 {
     const machine *m = context;
@@ -423,7 +432,7 @@ static bool wants(void *context, const random_call *call)
     const fa_status status =
         make_plan(call, &call->gradients, &options, few ? few : &fa_cuda_backward_sm90, &p, &plan,
                   message, sizeof message);
-    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend gives the reason */
     if (few == &fa_cuda_backward_sm90 &&
         !fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2))
         return false;

@@ -1,6 +1,6 @@
 /*
- * The kernel of FA_CHECK against the checks of the CPU: random lengths, page tables and rows, of which
- * one entry or none is spoilt. Both must find the same, and say it in the same words.
+ * The kernel of FA_CHECK compared with the checks of the CPU: random lengths, page tables and rows,
+ * with one wrong entry or none. Both must find the same error, and report it with the same message.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +47,8 @@ typedef struct problem {
     int64_t num_rows;
 } problem;
 
-/* No element is ever read: strides of 0 for what is only checked, and an empty result. */
+/* No element is ever read: tensors that are only checked have strides of 0, and the result is
+ * empty. */
 static fa_tensor tensor(int64_t batch, int64_t rows)
 {
     return (fa_tensor){nothing, FA_FLOAT32, {batch, rows, 1, 8}, {0, 0, 0, 1}};
@@ -82,7 +83,7 @@ static void make_pages(fa_options *o, int64_t batch)
     for (int i = 0; i < BATCH * TABLE; i++) {
         const int32_t used = (given.lengths[1][i / TABLE % batch] + PAGE - 1) / PAGE;
         given.table[i] = (int32_t)draw(0, PAGES - 1);
-        if (i % TABLE >= used) given.table[i] = -7; /* nobody reads it */
+        if (i % TABLE >= used) given.table[i] = -7; /* it is not read */
     }
 }
 
@@ -100,14 +101,14 @@ static problem make_problem(void)
     p.rows_given = toss(2);
     p.num_rows = p.rows_given ? draw(1, WANTED) : rows_q;
     for (int64_t r = 0; r < p.num_rows && p.rows_given; r++) given.rows[r] = draw(0, rows_q - 1);
-    /* fa_weights looks at all arrays; without heads there is nothing to compute. */
+    /* fa_weights checks all arrays; without heads there is nothing to compute. */
     p.q.shape[2] = p.k.shape[2] = 0;
     p.weights = (fa_tensor){nothing, FA_FLOAT32, {batch, 0, p.num_rows, ROWS}, {0, 0, 0, 1}};
     if (!packed_k && !paged && !p.o.seqlens_k) p.weights.shape[3] = rows_k;
     return p;
 }
 
-/* One entry of what is given becomes wrong, or a boundary. */
+/* Makes one entry of the arrays wrong, or a boundary case. */
 static void spoil(problem *p)
 {
     const int64_t batch = p->weights.shape[0];

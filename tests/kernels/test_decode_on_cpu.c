@@ -1,8 +1,8 @@
 /*
- * decode_sm80, run on the host (cuda_on_cpu.h): random problems from the whole option space against float64, with keys cut into
- * 1 to 128 parts, merged by the last block or by a second launch, each twice and in different orders, with
- * equal bits. Then what a server does: pages of any size, captured calls whose lengths change, tables with wrong
- * entries.
+ * decode_sm80, run on the host (cuda_on_cpu.h): random problems from the whole option space
+ * compared with float64, with keys divided into 1 to 128 parts, merged by the last block or by a
+ * second launch, each twice in different orders and with equal bits. Then what a server does: pages
+ * of any size, captured calls whose lengths change, tables with wrong entries.
  */
 #include <math.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_on_cpu_forms.h"
 };
 
-static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were cut, */
+static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were divided, */
 static int mixed;                  /* and of mixed batches */
 
 /* How a call is run. */
@@ -38,7 +38,7 @@ typedef struct machine {
     int64_t number;
     bool otherwise;     /* in other orders */
     bool two_launches;  /* parts are merged by a second launch */
-    ref_buffers memory; /* what kernels may touch */
+    ref_buffers memory; /* what kernels may access */
 } machine;
 
 /* ---- Launches -------------------------------------------------------------------------------- */
@@ -68,7 +68,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
     cuda_run_kernel(&run);
 }
 
-/* False if memory beside the workspace was written. */
+/* False if memory outside the workspace was written. */
 static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
     begin_workspace(&m->memory, p, l->workspace_bytes);
@@ -81,8 +81,8 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 
 enum { MOST_SEQUENCES = 64 };
 
-/* An element of the result of each packed sequence, or NULL: of those with at most so many queries,
- * or of the others. They have 16 bits. */
+/* An element of the result of each packed sequence, or NULL: of those with at most `most` queries,
+ * or of the others. The elements have 16 bits. */
 static void find_elements(const fa_problem *p, int64_t most, bool few, uint16_t *at[MOST_SEQUENCES])
 {
     if (p->batch > MOST_SEQUENCES) abort();
@@ -93,8 +93,8 @@ static void find_elements(const fa_problem *p, int64_t most, bool few, uint16_t 
     }
 }
 
-/* Runs the launch for sequences of few queries, or for the others. False if it wrote to rows of the
- * other kind. */
+/* Runs the launch for sequences with few queries, or for the others. False if it wrote to rows of
+ * the other kind. */
 static bool run_kind(machine *m, fa_problem *p, const fa_cuda_plan_launch *l, int64_t most,
                      bool few)
 {
@@ -112,7 +112,7 @@ static bool run_kind(machine *m, fa_problem *p, const fa_cuda_plan_launch *l, in
     return clean;
 }
 
-/* A mixed batch in two launches: sequences of few queries, and the others. */
+/* A mixed batch in two launches: sequences with few queries, and the others. */
 static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
     char why[320] = "";
@@ -137,7 +137,7 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* One key tile of a block in a part is the least that there is. */
+/* The minimum is one key tile of a block in a part. */
 static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
 {
     static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17};
@@ -164,7 +164,7 @@ static bool wants(void *context, const random_call *call)
     fa_problem p;
     fa_cuda_plan plan;
     const fa_status status = plan_call(call, &p, &plan, message, sizeof message);
-    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend gives the reason */
     return sample_takes(&p, &plan, other_options | (uint64_t)is_mixed(m.number, &p) << 20);
 }
 
@@ -196,7 +196,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return (fa_status)RANDOM_WRONG;
 }
 
-/* alone: the one class; RANDOM_ANYTHING: all that have no kernels of their own. */
+/* alone: a single class; RANDOM_ANYTHING: all classes without kernels of their own. */
 static int run_random_problems(int64_t first, int64_t end, random_focus alone)
 {
     static random_result result;
@@ -214,7 +214,8 @@ static int run_random_problems(int64_t first, int64_t end, random_focus alone)
         if (alone != RANDOM_ANYTHING) settings.focus = alone;
         settings.few_queries = true;
         settings.tiles = settings.focus != RANDOM_TAILS && number % 2;
-        /* The tails' number says the head dim: all widths, not only the first. */
+        /* The number determines the head dim of RANDOM_TAILS: all widths, not only the first
+         * ones. */
         const int64_t problem = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
         random_problem_run((uint64_t)problem, &settings, &result);
         if (result.status == FA_ERROR_UNSUPPORTED) continue;

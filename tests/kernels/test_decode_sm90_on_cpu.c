@@ -1,9 +1,9 @@
 /*
- * decode_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems against float64,
- * with keys cut into 1 to 128 parts, merged by the last block or by a second launch, each twice, in
- * different orders and with other delays, with equal bits; by blocks of a part each, and by one to
- * seven persistent ones. Packed queries are also a mixed batch, of which the persistent ones have the sequences
- * of few queries. Then what a server does
+ * decode_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems compared with
+ * float64, with keys divided into 1 to 128 parts, merged by the last block or by a second launch,
+ * each twice in different orders, with different delays and with equal bits; by blocks with a part
+ * each, and by one to seven persistent ones. Packed queries are also a mixed batch, for which the
+ * persistent blocks compute the sequences with few queries. Then what a server does
  * (decode_server.h), and values that are not finite and that some rows do not see.
  *
  * Arguments: the first random problem's number, and how many.
@@ -24,7 +24,7 @@
 
 enum { PROBLEMS = 200 };
 
-/* Of a variant that the first ones do not have. */
+/* For a variant that the first ones do not use. */
 static const int64_t rare = 754;
 
 /* The variants, one FORM(name) each: the build writes them. */
@@ -48,7 +48,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_sm90_on_cpu_forms.h"
 };
 
-/* Launches; problems whose keys were cut, or whose work tiles were numbered by sequence; mixed
+/* Launches; problems whose keys were divided, or whose work tiles were numbered by sequence; mixed
  * batches. */
 static int runs[FA_VARIANTS], cut, own_tiles, mixed;
 
@@ -62,8 +62,8 @@ typedef struct machine {
     int64_t number;
     bool otherwise;     /* in other orders, with other delays and another number of stages */
     bool two_launches;  /* parts are merged by a second launch */
-    bool persistent;    /* with persistent blocks, where there is such a kernel */
-    ref_buffers memory; /* what kernels may touch */
+    bool persistent;    /* with persistent blocks, if there is such a kernel */
+    ref_buffers memory; /* what kernels may access */
 } machine;
 
 /* All orders and delays; the slow warp is often the producer. */
@@ -94,8 +94,8 @@ static void choose_stages(const machine *m, int variant, fa_decode_sm90_params *
     more->stages = stages;
 }
 
-/* Persistent blocks take parts by a counter, or, without one, by their numbers. Few sets, so that one
- * that a launch does not leave as it was spoils the next problems. */
+/* Persistent blocks take parts by a counter, or without one by their numbers. There are few sets of
+ * counters, so that a launch that does not reset one affects the next problems. */
 static int32_t choose_counters(const machine *m, const fa_cuda_plan_launch *l, int step)
 {
     if (l->decode.blocks == 0) return (int32_t)(m->number % FA_DECODE_COUNTER_SETS);
@@ -134,8 +134,8 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
     cuda_run_kernel(&run);
 }
 
-/* The same launch with persistent blocks: results have the same bits. Those take the tiles of a sequence
- * together, so not those of packed ones that are no mixed batch. */
+/* The same launch with persistent blocks: results have the same bits. Those blocks compute the
+ * tiles of a sequence together, so packed sequences are only supported in a mixed batch. */
 static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_launch *l)
 {
     const int other = l->variant == FA_VARIANT_decode_sm90_d128_f16
@@ -153,7 +153,7 @@ static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_la
     fa_cuda_cut_decode(l, l->decode.parts, (int64_t)l->decode.least * v->keys);
 }
 
-/* False if memory beside the workspace was written. */
+/* False if memory outside the workspace was written. */
 static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *planned)
 {
     fa_cuda_plan_launch now = *planned;
@@ -173,7 +173,7 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *plann
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* One key tile in a part is the least that there is. */
+/* The minimum is one key tile in a part. */
 static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
 {
     static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17};
@@ -182,7 +182,7 @@ static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
     if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
 }
 
-/* The launch for the sequences of few queries; false if there is none. */
+/* The launch for the sequences with few queries; false if there is none. */
 static bool plan_few(const machine *m, const fa_problem *p, fa_cuda_plan *plan)
 {
     char why[320] = "";
@@ -191,8 +191,8 @@ static bool plan_few(const machine *m, const fa_problem *p, fa_cuda_plan *plan)
                                 sizeof why);
 }
 
-/* A mixed batch: persistent blocks for the sequences of few queries, and others for the rest. False if
- * memory beside the workspace was written. */
+/* A mixed batch: persistent blocks for the sequences with few queries, and others for the rest.
+ * False if memory outside the workspace was written. */
 static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
     fa_cuda_plan plan;
@@ -206,8 +206,8 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     return run_plan(m, p, &many) && right; /* both run in any case */
 }
 
-/* In half of the problems with packed queries the longest sequence is known, as work tiles are numbered by
- * sequence then. */
+/* In half of the problems with packed queries the longest sequence is known, because work tiles are
+ * numbered by sequence then. */
 static void tell_longest(int64_t number, fa_problem *p)
 {
     if (!p->cu_seqlens_q || number / 2 % 2 == 0) return;
@@ -225,7 +225,8 @@ static bool wants(void *context, const random_call *call)
     char message[320];
     fa_problem p;
     fa_cuda_plan plan;
-    if (make_forward(call, &p, message, sizeof message) != FA_OK) return true; /* attend says why */
+    /* attend gives the reason. */
+    if (make_forward(call, &p, message, sizeof message) != FA_OK) return true;
     tell_longest(m.number, &p);
     const uint64_t mixed_batch = is_mixed(m.number, &p) && plan_few(&m, &p, &plan);
     if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_sm90, &plan, NULL, 0)) return false;
@@ -267,7 +268,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return (fa_status)RANDOM_WRONG;
 }
 
-/* alone: the one class; RANDOM_ANYTHING: all. Returns how many problems were for this family. */
+/* alone: a single class; RANDOM_ANYTHING: all. Returns the number of problems for this family. */
 static int run_random_problems(int64_t first, int64_t end, random_focus alone)
 {
     static random_result result;
@@ -291,7 +292,8 @@ static int run_random_problems(int64_t first, int64_t end, random_focus alone)
         settings.dtype = number / 2 % 2 ? FA_FLOAT16 : FA_BFLOAT16;
         settings.one_pass = number % 5 > 0;
         settings.pass = RANDOM_DECODE;
-        /* The tails' number says the head dim: all widths, not only the first. */
+        /* The number determines the head dim of RANDOM_TAILS: all widths, not only the first
+         * ones. */
         const int64_t problem = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
         random_problem_run((uint64_t)problem, &settings, &result);
         if (result.status == FA_ERROR_UNSUPPORTED) continue;
@@ -302,7 +304,8 @@ static int run_random_problems(int64_t first, int64_t end, random_focus alone)
     return done;
 }
 
-/* ---- Values that are not finite --------------------------------------------------------------- */
+/* ---- Values that are not finite
+ * --------------------------------------------------------------- */
 
 /* Query i of a sequence and a head in double. */
 static void expect(const server *s, int64_t b, int64_t i, int64_t h, double *out)
@@ -323,8 +326,8 @@ static void expect(const server *s, int64_t b, int64_t i, int64_t h, double *out
     for (int64_t c = 0; c < s->d; c++) out[c] /= sum;
 }
 
-/* A key that the first queries of a sequence do not see has NaN or an infinity among its values:
- * they have nothing of that, and those that see it have it. */
+/* A key that the first queries of a sequence do not see has NaN or an infinity among its values: it
+ * has no effect on them, and makes the results of queries that see it NaN or infinite. */
 static void test_nonfinite_values(void)
 {
     static const uint16_t bad[BATCH] = {0x7e00, 0x7c00, 0xfc00, 0x7e01};
@@ -360,7 +363,7 @@ static void test_nonfinite_values(void)
     }
 }
 
-static int done, quantized; /* problems that were for this family */
+static int done, quantized; /* problems for this family */
 
 static void run_all_random_problems(int64_t number, int64_t end, bool rare_too)
 {

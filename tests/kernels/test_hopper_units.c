@@ -1,6 +1,6 @@
 /*
- * Hopper's units on the host (hopper_units.h) by themselves: what small kernels compute with them, and that a kernel
- * with a deliberate mistake ends with a message about it.
+ * Hopper's units on the host (hopper_units.h) by themselves: small kernels compute correct results
+ * with them, and a kernel with a deliberate error ends with a message about it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ RUN(sum_rows, sums_parameters)
 RUN(turn_matrices, matrices_parameters)
 RUN(multiply_columns, product_parameters)
 
-/* All orders and delays: bits of how. */
+/* All orders and delays, as bits of `how`. */
 enum { BACKWARDS = 1, LATE_COPIES = 2, LATE_PRODUCTS = 4, WAYS = 8 };
 
 static void run(void (*kernel)(const void *), const void *parameters, unsigned bytes, int how,
@@ -43,7 +43,7 @@ static void run(void (*kernel)(const void *), const void *parameters, unsigned b
 
 /* ---- Sums ------------------------------------------------------------------------------------ */
 
-/* Not variables of the program, which every kernel may touch. */
+/* Not variables of the program, which every kernel may access. */
 static float *from, *to;
 
 static float *allocate(size_t floats)
@@ -74,7 +74,7 @@ static void check_sums(void)
             for (int i = 0; i < SUM_FLOATS; i++)
                 CHECK(to[i] == (float)(3000 * i + 10), "way %d: sum %d is %g", how, i,
                       (double)to[i]);
-            /* Backwards 1 is lost in the large number. */
+            /* In the reverse order, 1 is lost in the large number. */
             const bool turned = how & BACKWARDS && how & LATE_COPIES && !ordered;
             for (int i = 0; i < 4; i++)
                 CHECK(to[SUM_FLOATS + i] == (turned ? 0 : 1), "way %d, ordered %d: %g", how,
@@ -138,9 +138,9 @@ static void check_product(int first, operand kind, int how)
         }
 }
 
-/* ---- Mistakes -------------------------------------------------------------------------------- */
+/* ---- Errors ---------------------------------------------------------------------------------- */
 
-/* Each is one in every run, or in some alone. */
+/* Each occurs in every run, or only in some. */
 static void make_mistake(int number, int how)
 {
     if (number < MISTAKES) run_sums((mistake)number, false, how);
@@ -149,7 +149,7 @@ static void make_mistake(int number, int how)
 }
 
 static const struct {
-    int number, way; /* -1: every */
+    int number, way; /* -1: in every run */
     const char *message;
 } mistakes[] = {
     {LOAD_FEWER_BYTES, -1, "lacks 0 of 1 arrivals, 16 bytes"},
@@ -170,7 +170,7 @@ static const struct {
     {MISTAKES + 1, -1, "without a fence"},
 };
 
-/* In another process, which must abort; its messages. */
+/* In another process, which must abort; returns its messages. */
 static void look_at_mistake(int number, int how, char *text, size_t size)
 {
     int ends[2], status;

@@ -1,8 +1,8 @@
 /*
- * The CUDA kernels of backward, weights and combine, run on the host (cuda_on_cpu.h) over random
- * problems from the whole option space against float64, with the launches that the planner and the
- * backend make. What backward needs of forward comes from the CPU engine. Each call is made twice,
- * threads in either order: the bits must be the same.
+ * The CUDA kernels of backward, weights and combine, run on the host (cuda_on_cpu.h) with random
+ * problems from the whole option space, compared with float64, with the launches that the planner
+ * and the backend make. What backward needs from forward comes from the CPU engine. Each call is
+ * made twice, with threads in either order: the bits must be the same.
  */
 #include <math.h>
 #include <stdio.h>
@@ -66,11 +66,11 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 
 static int runs[FA_VARIANTS];
 
-/* Sometimes so few blocks that each has several tasks, and threads in either order. */
+/* Sometimes few blocks, so that each has several tasks; and threads in either order. */
 typedef struct machine {
     int64_t number;
     bool backwards;
-    ref_buffers memory; /* what kernels may touch; without buffers: not known */
+    ref_buffers memory; /* what kernels may access; without buffers: not known */
 } machine;
 
 static void launch(const machine *m, const fa_cuda_plan_launch *l, const void *params)
@@ -216,7 +216,7 @@ static fa_status compute(void *context, const random_call *given, char *message,
     return status;
 }
 
-/* A problem that no kernel does is a mistake here: attend says so. */
+/* If no kernel supports a problem, that is an error here: attend reports it. */
 static bool wants(void *context, const random_call *call)
 {
     fa_problem p;

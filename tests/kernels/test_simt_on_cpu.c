@@ -1,6 +1,6 @@
 /*
- * The general CUDA forward, run on the host (cuda_on_cpu.h), over random problems from the whole
- * option space against float64, with the launch that the planner and the backend make.
+ * The general CUDA forward, run on the host (cuda_on_cpu.h) with random problems from the whole
+ * option space, compared with float64, with the launch that the planner and the backend make.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "check.h"
 #include "forward_on_cpu.h"
 
-/* One problem in CLASS_EVERY is of each class that "anything" does not draw. */
+/* One problem in CLASS_EVERY is from each class that "anything" does not include. */
 enum { PROBLEMS = 200, CLASS_EVERY = 10 };
 
 /* The variants, one FORM(name) each: the build writes them. */
@@ -48,7 +48,7 @@ static fa_status plan_call(const random_call *call, fa_problem *p, fa_cuda_plan 
                                                                          : FA_ERROR_UNSUPPORTED;
 }
 
-/* A problem that the kernel does not do is a mistake here: attend says so. */
+/* If the kernel does not support a problem, that is an error here: attend reports it. */
 static bool wants(void *context, const random_call *call)
 {
     char message[320];

@@ -1,7 +1,8 @@
 /*
- * The kernels on FMA units, run on the host (cuda_on_cpu.h): how much rounding takes from their sums, beside
- * attention in float32 with each sum in one chain of fused multiply-adds. Their sums are of two levels, so results
- * and gradients are more exact. Gradients use what the forward kernel wrote: its scores have the same errors.
+ * The kernels on FMA units, run on the host (cuda_on_cpu.h): the rounding errors of their sums,
+ * compared with float32 attention that computes each sum in one chain of fused multiply-adds. Their
+ * sums have two levels, so results and gradients are more exact. Gradients use what the forward
+ * kernel wrote: its scores have the same errors.
  */
 #include <math.h>
 #include <stdio.h>
@@ -122,7 +123,7 @@ static void add_row(float *sums, float weight, const fa_tensor *rows, int64_t ro
     for (int64_t c = 0; c < rows->shape[3]; c++) sums[c] = fmaf(weight, x[c], sums[c]);
 }
 
-/* Query i, and what it adds to the gradients. */
+/* Query i, and its contribution to the gradients. */
 static void attend_plainly(const attention *a, int64_t i, bool backward, plain *result)
 {
     static float logits[MOST_KEYS];
@@ -152,12 +153,12 @@ static void attend_plainly(const attention *a, int64_t i, bool backward, plain *
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-/* Times the error of the plain result. */
+/* Relative to the error of the plain result. */
 typedef struct bounds {
-    double out, dq, dkv; /* out alone: the others are 0 */
+    double out, dq, dkv; /* only out: the others are 0 */
 } bounds;
 
-/* The error of what the kernel wrote is less than so many times that of the plain result. */
+/* The error of what the kernel wrote is less than this many times that of the plain result. */
 static void check_rows(const fa_tensor *t, float *rows, const ref_array *want, double times,
                        const char *name, const char *what)
 {
@@ -225,8 +226,8 @@ static void check_problem(shape s, double factor, bounds most)
     attention_free(&a);
 }
 
-/* One key has the weight 1, and the others together 1.2e-5. What a thread adds in a tile is less than half a unit in
- * the last place of 1, so plain addition loses it. */
+/* One key has the weight 1, and the others together 1.2e-5. What a thread adds in a tile is less
+ * than half a unit in the last place of 1, so plain addition loses it. */
 static void check_small_weights(int d)
 {
     const shape s = {1, 1, 1, 8, MOST_KEYS, d, d};
@@ -254,7 +255,7 @@ int main(void)
     (void)sample_begin(false);
     check_small_weights(64);
     check_small_weights(512);
-    /* Sums over keys and over queries alone: a head dim is one chain. */
+    /* Sums only over keys and over queries: a head dim is one chain. */
     check_problem((shape){1, 1, 1, 32, 2048, 64, 64}, 1, (bounds){0.5, 0.65, 0.7});
     check_problem((shape){1, 1, 1, 1024, 32, 64, 64}, 1, (bounds){1.2, 1.2, 0.6});
     for (size_t n = 0; n < sizeof dims / sizeof *dims; n++) {

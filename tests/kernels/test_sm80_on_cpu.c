@@ -1,8 +1,8 @@
 /*
- * The forward on tensor cores by mma.sync, run on the host (cuda_on_cpu.h), over random problems from
- * the whole option space against float64, with the launch that the planner and the backend make: for
- * an H200, for a card with little shared memory, for a T4. Problems that the planner gives to another
- * family are left out.
+ * The forward on tensor cores by mma.sync, run on the host (cuda_on_cpu.h) with random problems
+ * from the whole option space, compared with float64, with the launch that the planner and the
+ * backend make: for an H200, for a card with little shared memory, for a T4. Problems that the
+ * planner gives to another family are left out.
  */
 #include <math.h>
 #include <stdio.h>
@@ -17,10 +17,10 @@
 
 enum { PROBLEMS = 150, FLOAT32_PROBLEMS = 16 };
 
-/* Rows that few keys dominate, without what takes long here: wide heads. */
+/* Rows that few keys dominate, without wide heads, which take long here. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
 
-/* Of variants that the first ones do not have. */
+/* For variants that the first ones do not use. */
 static const int64_t rare[] = {664, 629, 2118, 177, 456};
 
 /* The variants, one FORM(name) each: the build writes them. */
@@ -79,7 +79,7 @@ static bool wants(void *context, const random_call *call)
     fa_cuda_plan plan;
     const fa_status status =
         plan_call(*(const int64_t *)context, call, &p, &plan, message, sizeof message);
-    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend gives the reason */
     return sample_takes(&p, &plan, other_options);
 }
 
@@ -121,7 +121,8 @@ static void test_float32(random_settings settings, fa_precision precision, int64
     run_peaked_problems(&settings, &number, first + count / 10);
 }
 
-/* ---- Single problems --------------------------------------------------------------------------- */
+/* ---- Single problems
+ * --------------------------------------------------------------------------- */
 
 static void test_single_problems(void)
 {
@@ -133,7 +134,8 @@ static void test_single_problems(void)
     test_nan_key(attend, FA_PRECISION_FLOAT32, 64);
 }
 
-/* Problems of 16-bit types from a number on, and behind the first ones the known ones. Returns how many were for these kernels. */
+/* Problems of 16-bit types from a number on, with the known ones after the first ones. Returns the
+ * number of problems for these kernels. */
 static int run_problems(random_settings *settings, int64_t *number, int64_t end, bool known_too)
 {
     const int done = run_forward_problems(settings, number, end);
@@ -148,7 +150,8 @@ static int run_problems(random_settings *settings, int64_t *number, int64_t end,
     return done;
 }
 
-/* [FIRST [COUNT]]: random problems, with a COUNT only those; or "single": only the problems made by hand. */
+/* [FIRST [COUNT]]: random problems, with a COUNT only those; or "single": only the problems made by
+ * hand. */
 int main(int argc, char **argv)
 {
     test_begin();

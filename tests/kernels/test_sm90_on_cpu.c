@@ -1,15 +1,17 @@
 /*
- * The forward kernels for Hopper, run on the host (cuda_on_cpu.h, hopper_units.h): random problems from the whole
- * option space, compared with float64. The launch is the one that the planner and the backend make for an H200;
- * only the tensor maps are this machine's. Problems that the planner gives to another family are left out.
+ * The forward kernels for Hopper, run on the host (cuda_on_cpu.h, hopper_units.h): random problems
+ * from the whole option space, compared with float64. The launch is the one that the planner and
+ * the backend make for an H200; only the tensor maps are this machine's. Problems that the planner
+ * gives to another family are left out.
  *
- * Each call runs twice, with another order of the threads, other delays and another number of blocks. The bits must
- * be the same.
+ * Each call runs twice, with different orders of the threads, delays and numbers of blocks. The
+ * bits must be the same.
  *
- * Peaked rows have problems of their own, which also go every way through the softmax.
+ * Peaked rows have their own problems, which also use every path through the softmax.
  *
- * Each variant runs a few times. Arguments: the first problem's number, and how many; then all of them run, and the
- * runs of each variant are printed. With the name of a family of float32 inputs behind these, only its problems run.
+ * Each variant runs a few times. Arguments: the first problem's number, and how many; then all of
+ * them run, and the runs of each variant are printed. If the name of a family of float32 inputs
+ * follows, only its problems run.
  */
 #include <limits.h>
 #include <math.h>
@@ -36,10 +38,10 @@ enum {
     MAX_BLOCKS = 132
 };
 
-/* Problems of which there are few: those with a bias alone, which have a variant of their own. */
+/* Rare problems: those with a bias alone, which have their own variant. */
 static const int64_t rare[] = {2833, 12644};
 
-/* Peaked rows beside others that are flat: those behind the last query, or of other queries. */
+/* Peaked rows together with flat ones: those after the last query, or those of other queries. */
 static const int64_t beside_flat[] = {64, 78, 143, 168, 589, 715};
 
 /* The variants, one FORM(name) each: the build writes them. */
@@ -75,7 +77,7 @@ static bool takes_long(const fa_problem *p)
     return (p->bias.data || p->mask.data) && shuffles > MAX_SHUFFLES;
 }
 
-/* A call on its way to the kernel. */
+/* The state of a call to the kernel. */
 typedef struct attempt {
     int64_t number;
     fa_cuda_plan plan;
@@ -99,7 +101,8 @@ static void vary(cuda_run *run, const attempt *a, bool otherwise)
     if (otherwise) run->grid = (l->tasks < many ? (unsigned)l->tasks : many) * cluster;
 }
 
-/* A slow warp, often one of the three that load or schedule; all of it, its leader, all others, or any lanes. */
+/* A slow warp, often one of the three that load or schedule; all of it, its leader, all others, or
+ * any lanes. */
 static void slow_down(cuda_run *run, int64_t number)
 {
     const uint64_t bits = (uint64_t)number * 0xD1B54A32D192ED03u;
@@ -130,7 +133,7 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
     cuda_run_kernel(&run);
 }
 
-/* Runs a second time the other way round, which must leave the same bits. */
+/* Runs a second time in the other way, which must give the same bits. */
 static fa_status run_twice(const attempt *a, const random_call *call, char *message, size_t size)
 {
     char *before = ref_buffers_copy(call->buffers);
@@ -153,8 +156,8 @@ static fa_cuda_device small_device(int64_t number)
     return device;
 }
 
-/* Some variants are for rows of so many queries that a test cannot wait for them. They replace the variant that the
- * planner chooses, if they have run less often. */
+/* Some variants are for rows of so many queries that a test would take too long. They replace the
+ * variant that the planner chooses, if they have run less often. */
 static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, attempt *a)
 {
     fa_problem longer = *p;
@@ -166,7 +169,7 @@ static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, at
     const uint32_t grid = l->grid;
     if (runs[other->variant] >= runs[l->variant]) return;
     if (other->tile_k != l->tile_k || other->cluster != l->cluster)
-        return; /* the maps are for tiles of so many keys */
+        return; /* the maps are for tiles of this many keys */
     l->variant = other->variant;
     l->threads = other->threads;
     l->smem_bytes = other->smem_bytes;
@@ -174,7 +177,8 @@ static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, at
     if (l->grid > grid) l->grid = grid;
 }
 
-/* The same kernel for a launch beside another one, as in a mixed batch: it has the same numbers. */
+/* The same kernel for a launch that runs at the same time as another one, as in a mixed batch: it
+ * has the same numbers. */
 static void plan_beside(attempt *a)
 {
     fa_cuda_plan_launch *l = &a->plan.launches[0];
@@ -202,7 +206,8 @@ static bool wants(void *context, const random_call *call)
     char message[320];
     fa_problem p;
     attempt a = {.number = *(const int64_t *)context};
-    if (make_forward(call, &p, message, sizeof message) != FA_OK) return true; /* attend says why */
+    /* attend gives the reason. */
+    if (make_forward(call, &p, message, sizeof message) != FA_OK) return true;
     return plan_call(&p, &a, NULL, 0) && !takes_long(&p) &&
            runs[a.plan.launches[0].variant] < max_runs && sample_takes(&p, &a.plan, other_options);
 }
@@ -227,7 +232,8 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         snprintf(message, size, "a map that the planner allowed: %s", fault.text);
         return FA_ERROR_DEVICE;
     }
-    /* The dynamic schedule also where the planner does not choose it; kernels without it ignore the counter. */
+    /* The dynamic schedule is also used if the planner does not choose it; kernels without it
+     * ignore the counter. */
     if (l->sm90.dynamic || (a.number % 2 && a.parameters.more.task_kind == FA_SM90_WORK_TILES)) {
         a.parameters.more.counter = (int32_t)(a.number % FA_SM90_COUNTERS);
         dynamic++;
@@ -235,7 +241,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return run_twice(&a, call, message, size);
 }
 
-/* Head dims of which other problems have too few. */
+/* Head dims that are too rare in other problems. */
 static int run_wide_problems(random_settings *settings, int64_t *number, int64_t end)
 {
     static random_result result;
@@ -271,8 +277,8 @@ static void run_float32_problems(random_settings settings, const char *family,
     family_name = "sm90";
 }
 
-/* Rows of a tile of which one is so much larger than the others that float16 parts have no room for
- * these: they are computed in float32. */
+/* Rows of a tile, one of which is so much larger than the others that float16 parts have no bits
+ * for them: they are computed in float32. */
 static void test_wide_range(int64_t d)
 {
     static const double factors[] = {0x1p-30, 1e5, 1e9};
@@ -287,7 +293,8 @@ static void test_wide_range(int64_t d)
     }
 }
 
-/* Tiles of very different magnitude, whose powers of two cannot be guessed from the tiles before. */
+/* Tiles of very different magnitude, whose powers of two cannot be guessed from the previous
+ * tiles. */
 static void test_magnitudes(int64_t d)
 {
     static const double factors[] = {0x1p60, 0x1p-60};
@@ -305,7 +312,7 @@ static void test_magnitudes(int64_t d)
     }
 }
 
-/* A row that sees one key gives its values, rounded to tf32: to the nearest, ties to even. */
+/* A row that sees one key returns its values, rounded to tf32: to the nearest, ties to even. */
 static void test_rounding(void)
 {
     attention a;
@@ -338,8 +345,8 @@ static void test_tf32(void)
     family_name = "sm90";
 }
 
-/* Both blocks of a cluster have the same weights, bit by bit. So where the left half of the values is
- * like the right one, that of the outputs is. */
+/* Both blocks of a cluster have exactly the same weights. So if the left half of the values equals
+ * the right one, the same holds for the outputs. */
 static void test_equal_halves(int64_t d)
 {
     attention a;
@@ -358,7 +365,7 @@ static void test_equal_halves(int64_t d)
     attention_free(&a);
 }
 
-/* Heads whose columns two blocks share: infinities and NaN are in either one's. */
+/* Heads whose columns two blocks share: infinities and NaN are in those of either block. */
 static void test_f16x3_clusters(void)
 {
     test_infinities(attend, FA_PRECISION_FLOAT32, 320);
@@ -393,7 +400,7 @@ static void test_f16x3(void)
     family_name = "sm90";
 }
 
-/* Whether tiles went every way through the softmax: print says how many each. */
+/* Whether tiles used every path through the softmax; print: prints how many. */
 static void check_paths(bool print)
 {
     static const char *const names[HOPPER_PATHS] = {
@@ -414,8 +421,8 @@ static void print_runs(void)
         if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
 }
 
-/* Problems from a number on of each kind. count: how many; 0: those that are listed here. Returns how many of 16-bit types were for
- * these kernels. */
+/* Problems from a number on of each kind. count: how many; 0: those that are listed here. Returns
+ * the number of problems of 16-bit types for these kernels. */
 static int run_problems(random_settings settings, int64_t *number, int64_t begin, int64_t count)
 {
     const bool listed = count == 0;

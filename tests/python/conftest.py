@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, os.path.dirname(__file__))
 
 # For JAX, before it is imported: several devices, which the tests of sharding need, and no
-# optimization, since compiling takes nearly all of the time of tests.
+# optimization, because compilation takes nearly all of the tests' time.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
@@ -18,7 +18,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
-# Several test processes share a GPU: none may take most of its memory, which is JAX's default.
+# Several test processes share a GPU, so none may take most of its memory, which is JAX's default.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # Reproducible, and never a failure because the machine was busy.

@@ -19,7 +19,7 @@ DEVICE = "cuda" if GPUS else "cpu"
 RANKS = GPUS or 8
 SIZES = (1, 2, 3, 4, 8)
 MESHES = ((2, 2), (1, 2), (2, 1), (2, 4), (4, 2))
-PATIENCE = 5.0  # seconds: the timeout of the groups in which a rank fails
+PATIENCE = 5.0  # seconds: the timeout of the groups with a failing rank
 FAILING = ("ring", "ulysses")  # methods in which one does
 
 
@@ -32,7 +32,7 @@ class Failed(Exception):
 
 
 class Ranks:
-    """Processes that wait for work. Only the first one's imports cost time: the others are forked
+    """Processes that wait for work. Only the first one's imports take time: the others are forked
     from the same server."""
 
     def __init__(self, count=RANKS):
@@ -53,7 +53,7 @@ class Ranks:
             assert pipe.recv() == "ready"
 
     def run(self, function, size, *arguments, **named):
-        """function(size, ...) on the first ranks: a list of results, or of Failed."""
+        """Runs function(size, ...) on the first ranks; returns a list of results, or of Failed."""
         if size > len(self.pipes):
             pytest.skip(f"needs {size} ranks")
         for pipe in self.pipes[:size]:
@@ -69,7 +69,7 @@ class Ranks:
         return results
 
     def values(self, function, size, *arguments, **named):
-        """The same where no rank may fail."""
+        """The same if no rank may fail."""
         results = self.run(function, size, *arguments, **named)
         for result in results:
             if isinstance(result, Failed):
@@ -113,7 +113,7 @@ def _serve(pipe, rank, count, port):
     failing = [(3, when + method) for when in ("forward", "backward") for method in FAILING]
     for size, name in ((3, "before"), *failing, (2, "usable"), (3, "usable"), (count, "dead")):
         if size <= count:
-            dist.barrier()  # ranks connect within the same timeout: so they begin together
+            dist.barrier()  # ranks connect within the same timeout, so they must begin together
             _groups[size, name] = dist.new_group(list(range(size)), timeout=short)
     for shape in MESHES:
         size = shape[0] * shape[1]
@@ -149,7 +149,8 @@ def _tensor(x, dtype, gradient=False):
 
 
 def _in_groups(count):
-    """A context in which Ulysses works on so many groups of heads; None: on as many as it does."""
+    """A context in which Ulysses works on this many groups of heads; None: on as many as by
+    default."""
     from flashattn import _distributed_plan
 
     if count is None:
@@ -163,7 +164,7 @@ def attend_in_groups(size, case, groups):
 
 
 def attend_apart(size, case):
-    """Keys and values in messages of their own."""
+    """Keys and values in separate messages."""
     from flashattn import _distributed_ops
 
     with unittest.mock.patch.object(_distributed_ops, "_SMALL", 0):
@@ -179,8 +180,8 @@ def attend_rounded(size, case):
 
 
 def attend(size, case, mesh=None):
-    """Shards a case, runs it forward and backward, and puts the results together: out, lse and
-    gradients of the whole problem, of rank 0; and the own part of gradients of what all have."""
+    """Shards a case, runs it forward and backward, and combines the results: out, lse and gradients
+    of the whole problem, on rank 0; and the own part of gradients of shared tensors."""
     import numpy as np
     import torch
 
@@ -248,7 +249,7 @@ def attend(size, case, mesh=None):
 
 
 def bits(size, case, times):
-    """Hashes of the results of a deterministic call, again and again."""
+    """Hashes of the results of a deterministic call, repeated."""
     import torch
 
     torch.manual_seed(0)
@@ -272,12 +273,12 @@ def helpers(size, mesh, layout, lengths, n):
 
 
 def traffic(size, method, layout, n, window, backward):
-    """Bytes that this rank sends to each other one in a forward (and backward)."""
+    """The bytes that this rank sends to each other rank in a forward (and backward)."""
     return _watch(size, method, layout, n, window, backward)[0]
 
 
 def batches(size, method, backward, return_lse=False, groups=1):
-    """Batches of messages that this rank posts, each of which costs the host time."""
+    """The batches of messages that this rank posts, each of which costs the host time."""
     with _in_groups(groups):
         return _watch(size, method, "zigzag", 8 * size, None, backward, return_lse, groups)[1]
 
@@ -323,8 +324,8 @@ def _watch(size, method, layout, n, window, backward, return_lse=False, groups=1
 
 
 def _made(options):
-    """Tensors in place of their shapes; a dtype's name may be in front of the extents, and in front
-    of the values of cu_seqlens."""
+    """Replaces shapes by tensors; a dtype's name may precede the extents, and the values of
+    cu_seqlens."""
     import torch
 
     made = {}
@@ -382,8 +383,8 @@ def fail(size, when, method="ring"):
 
 
 def recover(size, method, options, broken=None, after=0):
-    """A call that is an error on all ranks, and then a right one in the same group: the error.
-    broken: the library's function that fails, after so many calls that do not."""
+    """Makes a call that is an error on all ranks, and then a correct one in the same group; returns
+    the error. broken: the library's function that fails, after this many calls that do not."""
     import torch
 
     from flashattn import _core, _distributed_ops, distributed
@@ -423,7 +424,7 @@ def join(size, own, axis):
 
 
 def in_part(size, method):
-    """The gradients where the first rank's loss is of out alone, and all others' of lse alone."""
+    """The gradients if the first rank's loss is of out alone, and all others' of lse alone."""
     import torch
     import torch.distributed as dist
 
@@ -434,7 +435,7 @@ def in_part(size, method):
     own = distributed.shard(x, group=_group(size)).clone().requires_grad_()
     named = {"group": _group(size), "method": method, "return_lse": True, "causal": True}
     out, lse = distributed.attention(own, own, own, **named)
-    # The same loss with all of both, beside it.
+    # The same loss computed with both, for comparison.
     (out if dist.get_rank() == 0 else lse).sum().backward()
     found, own.grad = own.grad, None
     out, lse = distributed.attention(own, own, own, **named)
@@ -444,7 +445,7 @@ def in_part(size, method):
 
 
 def die(size):
-    """The last rank ends without a word."""
+    """The last rank ends without a message."""
     import torch
     import torch.distributed as dist
 
@@ -457,7 +458,7 @@ def die(size):
 
 
 def compiled(size, method, layout, groups=None):
-    """A step of training, compiled as one graph, beside the same in eager mode."""
+    """A training step, compiled as one graph, compared with the same in eager mode."""
     import torch
 
     from flashattn import distributed
@@ -512,7 +513,7 @@ def checkpointed(size, method):
 
 
 def fully_sharded(size):
-    """FSDP2 over the ranks that share the sequence, beside one process with all of it."""
+    """FSDP2 over the ranks that share the sequence, compared with one process that has it all."""
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -552,7 +553,8 @@ def fully_sharded(size):
 
 
 def language_model(size, layout):
-    """A small Llama whose sequence is spread over the ranks, beside one process with all of it."""
+    """A small Llama whose sequence is distributed over the ranks, compared with one process that
+    has all of it."""
     import torch
     import transformers
 
@@ -562,7 +564,7 @@ def language_model(size, layout):
     places = {"group": _group(size), "layout": layout}
     name = flashattn.transformers.register_distributed(**places)
 
-    def config():  # one for each model, which changes it
+    def config():  # one for each model, because the model changes it
         return transformers.LlamaConfig(
             hidden_size=32,
             intermediate_size=48,
@@ -588,7 +590,7 @@ def language_model(size, layout):
     whole = distributed.unshard(logits.detach(), **places)
     for x in model.parameters():
         torch.distributed.all_reduce(x.grad, group=places["group"])
-    # From here on a rank that fails leaves nobody waiting.
+    # If a rank fails after this point, no other rank waits for it.
     torch.testing.assert_close(whole, wanted.detach(), rtol=1e-4, atol=1e-4)
     for x, y in zip(model.parameters(), expected.parameters()):
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
@@ -599,7 +601,7 @@ def language_model(size, layout):
 
 
 def benchmark(size, folder):
-    """bench/distributed.py, with a peer that is wrong and one that fails on rank 1."""
+    """bench/distributed.py, with one peer that is wrong and one that fails on rank 1."""
     import sys
     import types
 

@@ -65,7 +65,7 @@ def scores(
     mask=None,
     alibi_slopes=None,
 ):
-    """(batch, heads, n_q, n_k), -inf where nothing is seen."""
+    """(batch, heads, n_q, n_k), -inf for pairs that are not seen."""
     q, k = np.asarray(q, np.float64), np.asarray(k, np.float64)
     k = np.repeat(k, q.shape[2] // k.shape[2], 2)
     n_q, n_k = q.shape[1], k.shape[1]

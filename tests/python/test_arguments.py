@@ -23,7 +23,7 @@ def floats(*shape):
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
-# ---- What is wrong for a kind of argument -------------------------------------------------------
+# ---- Wrong values for each kind of argument ------------------------------------------------------
 
 BIG_ENDIAN = floats(2, 4, 2, 8).astype(">f4")
 NO_NUMBERS = [np.array(["a"]), np.array([None])]
@@ -76,7 +76,7 @@ KINDS = {
     "causal": FLAG,
     "deterministic": FLAG,
     "batch_invariant": FLAG,
-    "return_lse": [],  # as in Python: its truth value
+    "return_lse": [],  # as in Python, its truth value is used
     "scale": [*NUMBER, float("nan"), float("inf")],
     "softcap": [*NUMBER, -1.0, float("nan"), float("inf")],
     "dropout_p": [*NUMBER, -0.5, 1.0, float("nan")],
@@ -125,7 +125,7 @@ KINDS = {
     "k": TENSOR,
     "v": TENSOR,
 }
-# Where the sentence names what the argument has to agree with.
+# The message names the argument that this one must agree with.
 ALSO = {
     "q": "k|v|out|batch",
     "k": "q|v",
@@ -174,7 +174,7 @@ def arguments_of(function, name):
 
 
 def find_fault(function, name, call):
-    """None if the call is refused as it should be; else what happened."""
+    """None if the call is refused as it should be; otherwise what happened."""
     try:
         result = getattr(flashattn, function)(**call)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -191,13 +191,13 @@ def find_fault(function, name, call):
 
 
 def check_all(function, name, call, values):
-    getattr(flashattn, function)(**call)  # the short way is warm
+    getattr(flashattn, function)(**call)  # warms the fast path
     faults = [(x, find_fault(function, name, {**call, name: x})) for x in values]
     assert not [(x, fault) for x, fault in faults if fault is not None]
 
 
 def is_unread(function, value):
-    """Questions do not follow pointers: they do not know what lengths and tables hold."""
+    """Dry runs do not read arrays: they do not know the contents of lengths and tables."""
     return function == "describe" and isinstance(value, np.ndarray) and value.dtype == np.int32
 
 
@@ -223,7 +223,7 @@ TORCH_CASES += [("attention", name, True) for name in FUNCTIONS["attention"] if 
 @pytest.mark.parametrize("function, name, gradients", TORCH_CASES)
 def test_torch(function, name, gradients):
     values = [x for x in KINDS[name] if x is not BIG_ENDIAN or name not in ("q", "out")]
-    if name == "sinks":  # converted, for a parameter may have another type
+    if name == "sinks":  # converted, because a parameter may have another type
         values = [x for x in values if getattr(x, "dtype", None) != np.float64]
     call = {n: to_torch(x) for n, x in arguments_of(function, name).items()}
     if gradients:
@@ -233,7 +233,7 @@ def test_torch(function, name, gradients):
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "bias", "mask", "sinks", "seqlens_k", "out"])
 def test_masked_arrays(name):
-    """What lies behind the mask would count."""
+    """Masked elements would count."""
     call = {**arguments_of("attention", "q"), "out": floats(2, 4, 2, 8), "bias": floats(4, 4)}
     call.update(mask=np.ones((4, 4), bool), sinks=floats(2), seqlens_k=ints(1, 2))
     flashattn.attention(**call)
@@ -291,7 +291,7 @@ def test_unknown_options(function):
         getattr(flashattn, function)(**call, causl=True)
 
 
-# Not arrays that JAX converts: a list of floats is an array for it.
+# Not arrays that JAX converts: for JAX, a list of floats is an array.
 JAX_TYPES = ("bias", "mask", "alibi_slopes", "sinks")
 JAX_NAMES = [n for n in FUNCTIONS["attention"] if n not in ("deterministic", "batch_invariant")]
 JAX_NAMES = [n for n in JAX_NAMES if n not in ("out", "stream", "seed", "offset", "dropout_state")]
@@ -313,7 +313,7 @@ def test_jax(name):
         if name in JAX_TYPES and isinstance(value, (list, np.ndarray)):
             continue
         if isinstance(value, np.ndarray) and value.dtype in (np.int32, np.float64):
-            continue  # what lengths hold is known when the program runs; float64 becomes float32
+            continue  # lengths are only known when the program runs; float64 becomes float32
         if isinstance(value, list) and value == [1, 2, 3, 4, 5]:
             continue
         fault = None
@@ -356,7 +356,7 @@ def test_slopes_of_no_items():
 
 @needs_torch
 def test_lengths_and_pages_of_no_items():
-    """PyTorch gives a tensor without elements no memory. NumPy does."""
+    """PyTorch allocates no memory for a tensor without elements. NumPy does."""
     lengths, table = torch.zeros(0, dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
     q, cache = torch.randn(0, 1, 4, 8), torch.randn(5, 2, 2, 8)
     paged = {"block_table": table, "seqlens_k": lengths}

@@ -1,4 +1,4 @@
-"""Arrays of all kinds through DLPack, and every way to get an argument wrong."""
+"""Arrays of all kinds through DLPack, and every way to pass a wrong argument."""
 
 import ctypes
 
@@ -15,7 +15,7 @@ def qkv(rng):
 
 
 class Wrapped:
-    """An array of an unknown library that speaks DLPack, old or new, on any device."""
+    """An array of an unknown library that supports DLPack, old or new, on any device."""
 
     def __init__(self, array, versioned=True, device=(1, 0)):
         self.array, self.versioned, self.device = array, versioned, device
@@ -198,7 +198,7 @@ def test_devices_are_told_apart(qkv):
     q, k, v = qkv
 
     class OnDevice(Wrapped):
-        """Says and exports another device."""
+        """Reports and exports another device."""
 
         def __dlpack__(self, **keywords):
             capsule = super().__dlpack__(**keywords)
@@ -217,7 +217,7 @@ def test_devices_are_told_apart(qkv):
         k_there = OnDevice(k, device=device)
         with pytest.raises(ValueError, match=words):
             flashattn.attention(q, k_there, v, out=np.empty_like(q))
-    # The protocol's name for the default stream of CUDA is 1; another one is its address.
+    # In the protocol, the default stream of CUDA is 1; other streams are addresses.
     on_cuda = OnDevice(q, device=(2, 0))
     for stream, expected in ((None, 1), (0, 1), (4096, 4096)):
         with pytest.raises((ValueError, RuntimeError)):

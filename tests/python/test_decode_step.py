@@ -1,4 +1,4 @@
-"""bench/decode_step.py: what it times gives the hidden states of PyTorch's math backend."""
+"""bench/decode_step.py: the timed step gives the hidden states of PyTorch's math backend."""
 
 import json
 import pathlib

@@ -1,4 +1,5 @@
-"""flashattn.distributed: 2, 3, 4 and 8 Gloo processes beside attention in float64 in one."""
+"""flashattn.distributed with 2, 3, 4 and 8 Gloo processes, compared with attention in float64 in
+one process."""
 
 import itertools
 import pathlib
@@ -41,7 +42,7 @@ LAYOUTS = {  # of (2, rows, 4, dim)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 @pytest.mark.parametrize("dim", (16, 20, 7))
 def test_rows_are_copied_in_units(dtype, dim, monkeypatch):
-    """Whatever the strides: bits, those of NaN with a payload too."""
+    """Whatever the strides are: bits, including those of NaN with a payload."""
     monkeypatch.setattr(ops, "_LARGE", 0)
     bits = torch.int16 if dtype is torch.bfloat16 else torch.int32
     generator = torch.Generator().manual_seed(dim)
@@ -229,7 +230,7 @@ def describe(case):
 
 
 def check(results, case):
-    """float32: rounding of a few sums; bfloat16: of inputs to products, and of results."""
+    """float32: rounding of a few sums; bfloat16: of inputs of products, and of results."""
     expected = expected64(case)
     bound = 3e-5 if case["dtype"] == "float32" else 3e-2
     for name, x in expected.items():
@@ -256,7 +257,7 @@ def test_random_problems(pool, size, method):
 
 
 def grouped_case(size, groups, **options):
-    """Two query heads for each key head, and a key head for each group of each rank."""
+    """Two query heads for each key head, and a key head for each group on each rank."""
     heads = 2 * size * groups
     case = plain_case(heads=heads, method="ulysses", causal=True, **options)
     case.update({name: case[name][:, :, : heads // 2].copy() for name in ("k", "v")})
@@ -347,7 +348,7 @@ def plain_case(n=60, heads=4, method="ring", layout="zigzag", **options):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_each_sequence_has_its_own_numbers(pool, method):
-    """Slopes of ALiBi, and the random bits of dropout, of packed and of equal sequences."""
+    """Slopes of ALiBi, and the random bits of dropout, for packed and for equal sequences."""
     rng = np.random.default_rng(5)
     dropout = {"dropout_p": 0.4, "seed": 7, "offset": 5 << 32 | 3} if method == "ulysses" else {}
     cu = {"cu_seqlens_q": [0, 13, 13, 41, 60], "cu_seqlens_k": [0, 13, 13, 41, 60]}
@@ -365,7 +366,7 @@ def test_each_sequence_has_its_own_numbers(pool, method):
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("lengths", [[1, 8], [1, 1], [0, 1], [1, 0], [5, 4]])
 def test_shards_of_one_row(pool, lengths, heads):
-    """A bias of one row is that row's own, or one for all rows."""
+    """A bias of one row belongs to that row, or to all rows."""
     n = sum(lengths)
     rng = np.random.default_rng(n)
     for rows in {1, n}:
@@ -444,7 +445,7 @@ K = 1 << 10
     ],
 )
 def test_how_many_groups(ranks_, heads_kv, n, options, expected):
-    """As docs/distributed.md says; 32 query heads, head dim 128."""
+    """As docs/distributed.md specifies; 32 query heads, head dim 128."""
     if "cu_seqlens_q" in options:
         options = {"cu_seqlens_q": list(options["cu_seqlens_q"])}
         options["cu_seqlens_k"] = options["cu_seqlens_q"]
@@ -515,7 +516,7 @@ def test_a_window_reaches_neighbours_only(pool):
     for method in ("ring", "all_gather"):
         sent = pool.values(ranks.traffic, 8, method, "contiguous", 80, (4, 0), False)
         assert sent == [{r + 1: 4 * ROW} if r < 7 else {} for r in range(8)]
-        # Chunk c goes to where chunk c + 1 is; 16 chunks of 5 rows.
+        # Chunk c is sent to the place of chunk c + 1; 16 chunks of 5 rows.
         sent = pool.values(ranks.traffic, 8, method, "zigzag", 80, (4, 0), False)
         assert sent[0] == {1: 4 * ROW} and sent[7] == {6: 4 * ROW}
         assert sent[3] == {4: 4 * ROW, 2: 4 * ROW}
@@ -534,7 +535,7 @@ def test_messages_are_posted_together(pool):
     assert pool.values(ranks.batches, 4, "ulysses", False) == [2] * 4  # q, k, v; out
     assert pool.values(ranks.batches, 4, "ulysses", False, True) == [2] * 4  # lse with out
     assert pool.values(ranks.batches, 4, "ulysses", True) == [4] * 4  # and the gradients of these
-    # With the inputs of a group goes the output of the one two before it.
+    # The inputs of a group are sent with the output of the group two before it.
     assert pool.values(ranks.batches, 4, "ulysses", False, False, 2) == [4] * 4
     assert pool.values(ranks.batches, 4, "ulysses", False, False, 4) == [6] * 4
     assert pool.values(ranks.batches, 4, "ulysses", True, True, 4) == [12] * 4
@@ -590,7 +591,7 @@ def test_calls_cover_what_is_seen_once():
                 assert (found == whole[np.ix_(rows, taken)]).all(), (problem, rank, source)
                 rest = [j for j in columns if j not in taken]
                 assert not whole[np.ix_(rows, rest)].any()
-                if rank != source and not packed:  # nothing is sent that nobody sees
+                if rank != source and not packed:  # rows that no query sees are not sent
                     assert whole[np.ix_(rows, taken)].any(0).all()
             gathered = plan.gathered(problem, rank)
             columns = [
@@ -691,7 +692,7 @@ def test_wrong_arguments(pool, arguments, common, kind, text):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_group_after_wrong_arguments(pool, method):
-    """That they are found before any message, which a later call would meet."""
+    """Wrong arguments are found before any message, which a later call would receive."""
     for options, text in (
         ({"softcap": -1.0}, "ValueError: options.softcap is -1: expected 0"),
         ({"scale": float("nan")}, "ValueError: options.scale is nan"),
@@ -699,7 +700,8 @@ def test_group_after_wrong_arguments(pool, method):
         ({"bias": (1, 3, 6, 12)}, "ValueError: bias.shape[1] is 3"),
         ({"alibi_slopes": ("float64", 8)}, "ValueError: alibi_slopes.dtype is float64"),
         ({"softcap": -1.0, "lengths": [6, 6]}, "ValueError: options.softcap is -1"),
-        # The first rank's rows see no key of its own: it makes no call before there are messages.
+        # The first rank's rows see no key of its own, so it makes no call before there are
+        # messages.
         ({"softcap": -1.0, "window": (-1, 0), "diagonal": -6}, "ValueError: options.softcap is -1"),
     ):
         for found in pool.values(ranks.recover, 2, method, options):
@@ -709,7 +711,7 @@ def test_group_after_wrong_arguments(pool, method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("broken", ["forward", "backward"])
 def test_group_after_errors_of_the_library(pool, broken, method):
-    """That messages which were on their way do not stay there."""
+    """Messages that were in transit do not remain."""
     steps = {"ring": 3, "all_gather": 1, "ulysses": 2}[method]
     for after in range(steps):
         for found in pool.values(ranks.recover, 3, method, {}, broken, after):
@@ -748,7 +750,8 @@ def test_ranks_that_differ(pool, own, text):
 
 
 def test_options_that_differ(pool):
-    """In what messages go by. Equal numbers of several types do not differ."""
+    """Options that determine the messages. Equal numbers of different types do not count as
+    different."""
     for one, other in (
         ({"return_lse": True}, {}),
         ({"bias": (1, 4, 6, 12)}, {"bias": (1, 1, 6, 12)}),
@@ -788,7 +791,7 @@ def test_options_that_differ(pool):
 )
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_one_rank_with_wrong_arguments(pool, wrong, text, method):
-    """All ranks have an error at once, without waiting for a timeout."""
+    """All ranks get an error immediately, without waiting for a timeout."""
     good = {"bias": (1, 4, 6, 24), "mask": ("bool", 1, 4, 6, 24)}
     good = with_options(**{n: x for n, x in good.items() if n in wrong[1]})
     first, second, *others = pool.run(ranks.call, 4, [good, wrong, good, good], method=method)
@@ -820,7 +823,7 @@ def test_wrong_shards(pool):
     [("before", "ring"), *itertools.product(("forward", "backward"), ranks.FAILING)],
 )
 def test_a_rank_that_fails(pool, when, method):
-    """The others have an error after the timeout of the group."""
+    """The others get an error after the timeout of the group."""
     results = pool.run(ranks.fail, 3, when, method)
     assert [r.kind for r in results] == ["RuntimeError", "MemoryError", "RuntimeError"], results
     assert all(r.seconds < 3 * ranks.PATIENCE for r in results)
@@ -844,7 +847,7 @@ def test_not_initialized():
         distributed.attention(x, x, x)
 
 
-# ---- What it costs -------------------------------------------------------------------------------
+# ---- Costs ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -854,7 +857,7 @@ def model(monkeypatch):
 
 
 def test_model_counts_what_is_sent_and_computed(model):
-    """Beside the plans that attention follows."""
+    """Compared with the plans that attention follows."""
     machine, n = model.measured_machine(), 1 << 10
     for size, columns in ((2, 1), (8, 1), (8, 2), (8, 8)):
         steps = size // columns
@@ -886,7 +889,7 @@ def test_model_hides_all_but_one_group_of_heads(model):
 
 
 def test_model_takes_what_the_host_needs(model):
-    """Which decides where rows are few, and does not count where they are many."""
+    """The host's time is the limit if there are few rows, and has no effect if there are many."""
     machine = model.measured_machine(host_passes=(1e-3, 3e-3))
     few, many = (model.Problem(n, heads_kv=32) for n in (1 << 10, 1 << 17))
     for name in ("ring", "all_gather", "ulysses"):
@@ -912,7 +915,7 @@ def test_tables_of_the_model(model):
 
 
 def test_benchmark(pool):
-    """That the script measures what is right, and nothing else."""
+    """The script measures correct results, and nothing else."""
     folder = str(pathlib.Path(__file__).parents[2] / "bench")
     bound = 2e-2 if ranks.GPUS else 1e-5  # bfloat16 on GPUs
     for rank, (host, results) in enumerate(pool.values(ranks.benchmark, ranks.RANKS, folder)):

@@ -1,5 +1,5 @@
-"""flashattn.drop_in: the calls that other programs make of FlashAttention, with the arguments that
-their sources pass, against attention by the definition in float64."""
+"""flashattn.drop_in: the calls that other programs make of FlashAttention, with the arguments in
+their sources, compared with attention by the definition in float64."""
 
 import importlib
 import importlib.metadata
@@ -19,7 +19,7 @@ import flashattn  # noqa: E402
 import flashattn.drop_in as drop_in  # noqa: E402
 import reference  # noqa: E402
 
-drop_in.unregister()  # other files are collected, too, and may look for flash_attn
+drop_in.unregister()  # other files are collected, too, and may import flash_attn
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,7 +63,7 @@ def close(actual, expected, tolerance=2e-5):
 
 
 def each(q, keys, values, **options):
-    """One sequence after the other: packed (total_q, heads, dim) and (heads, total_q)."""
+    """One sequence after the other, as packed (total_q, heads, dim) and (heads, total_q)."""
     results = [
         reference.attention(a[None], b[None], c[None], **options)
         for a, b, c in zip(q, keys, values)
@@ -79,7 +79,7 @@ def split(x, lengths):
 
 
 class Pages:
-    """A paged cache of some sequences; what no sequence holds is NaN."""
+    """A paged cache of some sequences; rows that no sequence uses are NaN."""
 
     def __init__(self, rng, lengths, page, heads, dim, dim_v=None, spare=2):
         per_item = [-(-n // page) for n in lengths]
@@ -103,13 +103,13 @@ class Pages:
                 kept.append(rows)
 
     def rows(self, b, n):
-        """The first n keys and values of an item as the cache holds them now."""
+        """The first n keys and values of an item as they are in the cache now."""
         at = torch.arange(n)
         page = self.table[b].long()[at // self.k.shape[1]]
         return self.k[page, at % self.k.shape[1]], self.v[page, at % self.k.shape[1]]
 
 
-# ---- What programs look for ----------------------------------------------------------------------
+# ---- Attributes that programs look for -----------------------------------------------------------
 
 
 def test_modules_and_versions_are_found():
@@ -240,7 +240,7 @@ def test_signatures_name_what_programs_look_for(two, three):
 
 
 def vllm(**changed):
-    """What vLLM passes besides the arrays."""
+    """The arguments that vLLM passes in addition to the arrays."""
     hints = {"scheduler_metadata": None, "fa_version": 3, "num_splits": 0}
     hints.update({"cp_world_size": 1, "cp_rank": 0, "cp_tot_seqused_k": None, **changed})
     return hints
@@ -250,7 +250,7 @@ def vllm(**changed):
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("variant", ["plain", "window", "sinks", "softcap", "alibi"])
 def test_vllm_packed_queries_over_a_paged_cache(rng, two, dtype, page, variant):
-    """Decodes and prefill chunks in one batch, rows of padding for a graph behind them."""
+    """Decodes and prefill chunks in one batch, followed by rows of padding for a graph."""
     n_q, n_k = [1, 1, 7, 3], [20, 33, 40, 3]
     cache = Pages(rng, n_k, page, 2, 16)
     query, output = draw(rng, 15, 4, 16), torch.zeros(15, 4, 16, dtype=dtype)
@@ -293,7 +293,8 @@ def test_vllm_packed_queries_over_a_paged_cache(rng, two, dtype, page, variant):
 
 
 def test_vllm_cascade(rng, two):
-    """A common prefix for all queries at once, each one's rest, and the merge by their lse."""
+    """A common prefix for all queries at once, each one's remaining keys, and the merge by their
+    lse."""
     page, shared, n_q, n_k = 4, 8, [1, 3, 2], [13, 19, 9]
     cache = Pages(rng, n_k, page, 2, 8)
     blocks = shared // page
@@ -391,7 +392,7 @@ def test_latent_attention_copies_no_cache(rng):
     queries, keys = join_qv(q, qv, k, v)
     assert keys.data_ptr() == cache.data_ptr() and keys.shape == cache.shape
     assert torch.equal(queries, torch.cat([qv, q], -1))
-    queries, keys = join_qv(q, qv, cache[..., :8], cache[..., 8:])  # the keys in front
+    queries, keys = join_qv(q, qv, cache[..., :8], cache[..., 8:])  # the keys come first
     assert keys.data_ptr() == cache.data_ptr() and torch.equal(queries, torch.cat([q, qv], -1))
     # SGLang: (tokens, 1, dim) as (pages, page size, 1, dim)
     tokens = torch.zeros(64, 1, 40)
@@ -407,7 +408,7 @@ def test_latent_attention_copies_no_cache(rng):
 
 
 def check_packed_with_lse(rng, module, n_q, n_k, **version):
-    """v narrower than q and k, with the log-sum-exp."""
+    """v has fewer columns than q and k; with the log-sum-exp."""
     q, k, v = draw(rng, sum(n_q), 4, 24), draw(rng, sum(n_k), 4, 24), draw(rng, sum(n_k), 4, 16)
     out, lse, *_ = module.flash_attn_varlen_func(
         q=q,
@@ -437,7 +438,8 @@ def test_vllm_prefill_of_latent_attention(rng, two):
 
 
 def sglang(**changed):
-    """What SGLang passes besides the arrays; the scales are those of a float8 cache."""
+    """The arguments that SGLang passes in addition to the arrays; the scales are those of a float8
+    cache."""
     given = {"window_size": (-1, -1), "softcap": 0.0, "k_descale": None, "v_descale": None}
     return {**given, "num_splits": 0, "ver": 3, **changed}
 
@@ -527,12 +529,12 @@ def test_a_float8_cache_with_one_scale(rng, three, float8_queries):
     keys = [(x / k_scale).to(kinds).float() * k_scale for x in cache.keys]
     values = [(x / v_scale).to(kinds).float() * v_scale for x in cache.values]
     expected, _ = each(split(q.float(), n_q), keys, values, causal=True)
-    # A kernel may round the weights to float8 where the queries are.
+    # A kernel may round the weights to float8 if the queries are.
     close(out, expected, 6e-2 if float8_queries else 1e-2)
 
 
 def test_sglang_prefix_chunks(rng, three):
-    """MHA of a chunked prefix: packed keys, of one sequence none."""
+    """MHA of a chunked prefix: packed keys, one sequence without any."""
     check_packed_with_lse(rng, three, [3, 5], [8, 0], ver=3)
 
 
@@ -580,7 +582,7 @@ def test_packed_new_keys(rng, three, paged, rotary_seqlens, causal, interleaved)
         k_cache, v_cache = draw(rng, 3, 16, heads_kv, dim), draw(rng, 3, 16, heads_kv, dim)
     rows = cache.rows if paged else lambda b, n: (k_cache[b, :n], v_cache[b, :n])
     old = [[x.clone() for x in rows(b, 16)] for b in range(3)]
-    # Rows of padding behind the last sequence
+    # Rows of padding after the last sequence
     q, k, v = (draw(rng, n, h, dim) for n, h in ((7, heads), (9, heads_kv), (9, heads_kv)))
     angles = torch.rand(20, 3)
     cos, sin = angles.cos(), angles.sin()
@@ -705,7 +707,7 @@ def test_a_wrong_call_writes_nothing(rng, three, changed, words):
 
 
 def test_qv_reads_the_new_keys(rng, three):
-    """Also where keys and values lie apart, and are copied side by side."""
+    """Also if keys and values are in separate arrays and are copied side by side."""
     joined = draw(rng, 2, 10, 1, 24)
     for v_cache, k_cache in (
         (joined[..., :16], joined[..., 16:]),
@@ -769,7 +771,7 @@ def test_flash_attention_3_by_position(rng, three):
 
 
 def test_chunked_attention(rng, two, three):
-    """Llama 4, as FlashAttention 3 has it, and with gradients, which that has not."""
+    """Llama 4, as in FlashAttention 3, and with gradients, which that does not have."""
     n_q, n_k = [1, 6, 4], [9, 17, 4]
     cache = Pages(rng, n_k, 4, 2, 8)
     q = draw(rng, 11, 4, 8)
@@ -809,7 +811,7 @@ def test_chunked_attention(rng, two, three):
 
 
 def gradients(q, k, v, dout, **options):
-    """Those of attention, in the packed form by its own autograd."""
+    """Those of attention, in packed form, by its own autograd."""
     tensors = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     out = flashattn.attention(*tensors, **options)
     return torch.autograd.grad(out, tensors, dout)
@@ -1015,13 +1017,13 @@ def test_xformers(rng, two):
     )  # fmt: skip
     for mine, right in zip(grads, expected):
         close(mine, right.flatten(0, 1))
-    # Keys with gaps: only the first seqused_k of each sequence count.
+    # Keys with gaps: only the first seqused_k of each sequence are used.
     out, *_ = gpu.varlen_fwd(
         *packed[:3], None, cu, cu, ints(4, 6), None, None, None,
         6, 6, 0.0, 0.3, False, False, -1, -1, 0.0, False, None,
     )  # fmt: skip
     close(out[:6], reference.attention(q[:1], k[:1, :4], v[:1, :4], scale=0.3)[0][0])
-    # And paged
+    # With pages
     cache = Pages(rng, [11, 7], 4, 2, 8)
     query = draw(rng, 4, 4, 8)
     out, *_ = gpu.varlen_fwd(
@@ -1144,7 +1146,7 @@ def test_passes_are_not_cast_by_autocast(rng, two, three):
 
 
 def test_the_backward_compiles(rng, two):
-    """As part of another library's autograd function: it becomes the operator."""
+    """As part of another library's autograd function, it becomes the operator."""
     q, k, v = (draw(rng, 1, 5, 2, 8) for _ in range(3))
     numbers = (0.0, 0.3, True, -1, -1, 0.0, None)
 
@@ -1288,7 +1290,7 @@ def test_transformers_says_that_it_has_no_gpu(tmp_path):
 
 
 def test_transformers_runs_flash_attention_on_these_functions(tmp_path):
-    """As on a machine with a GPU: what Transformers asks about it is answered with yes. It has
+    """As on a machine with a GPU: all of Transformers' checks for one are answered with yes. It has
     looked for the package before flashattn.drop_in was imported, and looks again."""
     needs_transformers()
     result = run(

@@ -1,4 +1,4 @@
-"""FlashAttention's names: what each argument means, by the definition in float64."""
+"""FlashAttention's names: the meaning of each argument, by the definition in float64."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ KINDS = [
 
 @pytest.fixture(params=KINDS)
 def give(request):
-    """Turns NumPy's arrays into the kind of array under test. The memory stays the same."""
+    """Converts NumPy's arrays to the kind of array under test, with the same memory."""
     if request.param == "numpy":
         return lambda *arrays: arrays if len(arrays) > 1 else arrays[0]
     return lambda *arrays: (
@@ -111,7 +111,7 @@ def test_dropout_follows_the_seed(rng, give):
         seed(s)
         outs.append(np.asarray(flashattn.flash_attn_func(q, k, v, dropout_p=0.5)))
     assert np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[0], outs[2])
-    # The mean over many draws is the result without dropout.
+    # The mean over many random masks is the result without dropout.
     mean = np.mean(
         [np.asarray(flashattn.flash_attn_func(q, k, v, dropout_p=0.2)) for _ in range(600)], 0
     )
@@ -270,7 +270,7 @@ def floats(*shape):
 
 
 PAGED = {"block_table": ints([1, 3], [0, 2])}
-# What is changed in a call that is right: page size or capacity 9, two items, one new key each.
+# Changes of a valid call: page size or capacity 9, two items, one new key each.
 WRONG_CALLS = [
     ({"cache_seqlens": ints(-1, 5)}, r"cache_seqlens\[0\] is -1: expected 0 to 8"),
     ({"cache_seqlens": ints(3, 9)}, r"cache_seqlens\[1\] is 9: expected 0 to 8"),
@@ -404,7 +404,8 @@ def test_a_cache_that_shares_memory_with_itself_or_the_other_is_refused(rng, kin
     with pytest.raises(ValueError, match="v_cache lies where k_cache does"):
         flashattn.flash_attn_with_kvcache(q, good, good, q, q, cache_seqlens=1)
     assert not base.any() and not np.asarray(good).any()
-    # Views of one buffer: values some columns behind keys; beside them, which is right; a row on.
+    # Views of one buffer: values begin some columns after keys, right next to them (valid), or one
+    # row later.
     k = q[..., :8]
     for columns, begin, right in ((24, 8, False), (24, 16, True), (32, 16, True)):
         both = np.zeros((2, 8, 2, columns), np.float32)
@@ -437,7 +438,8 @@ def test_a_read_only_cache_is_refused_before_the_other_is_written(rng):
 @pytest.mark.parametrize("rotary", [None, "neighbours", "halves"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_new_keys_are_written_by_one_call(rng, monkeypatch, library, rotary, packed):
-    """What was several operations of the arrays' library, and still is where tensors are traced."""
+    """What used to be several operations of the arrays' library, and still is if tensors are
+    traced."""
     from flashattn import _core, _kvcache
 
     calls = []
@@ -560,8 +562,8 @@ def test_qv_with_two_scales_is_refused(rng):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rotary", [False, True])
 def test_what_a_device_alone_knows_stays_inside(rng, monkeypatch, cache, packed, rotary):
-    """As on CUDA, where lengths and tables are not read before: what is right gives what it gives
-    on the host, what is not writes nothing anywhere else."""
+    """As on CUDA, where lengths and tables are not read before: correct ones give the same results
+    as on the host, wrong ones write nothing outside."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
     import flashattn._kvcache
 
@@ -589,7 +591,7 @@ def test_what_a_device_alone_knows_stays_inside(rng, monkeypatch, cache, packed,
             return call(q, *mine, k, v, **given), *mine
         given["cu_seqlens_q"] = torch.arange(5, dtype=torch.int32) * 2
         given["cu_seqlens_k_new"] = torch.arange(5, dtype=torch.int32) * 3
-        # Rows behind the last sequence are nobody's, as in a batch that is padded for a graph.
+        # Rows after the last sequence belong to none, as in a batch that is padded for a graph.
         flat = [torch.cat([x.flatten(0, 1), x[0]]) for x in (q, k, v)]
         out = call(flat[0], *mine, *flat[1:], **given)
         return out[:8].unflatten(0, (4, 2)), *mine
@@ -614,7 +616,7 @@ def test_what_a_device_alone_knows_stays_inside(rng, monkeypatch, cache, packed,
     for b in (0, 2):
         assert torch.equal(out[b], expected[0][b]) and torch.equal(out[b], whole[0][b])
     assert not out[3].any() and not out.isnan().any()
-    # Nobody has room.
+    # No item has room.
     for lengths in ([10, 11, 2**31 - 1, -(2**31)], [-1, -5, 12, 10]):
         assert all(map(torch.equal, run(lengths)[1:], caches))
     if cache == "paged":
@@ -648,7 +650,7 @@ def test_kvcache_compiles_in_one_piece(rng):
     assert torch.equal(call(q, *caches, **padded), expected)
 
 
-FLASH3 = [  # (arguments behind v as FlashAttention 3 orders them, the argument that tells)
+FLASH3 = [  # (arguments after v in the order of FlashAttention 3, the argument that shows it)
     ((None,), "dropout_p is None"),
     ((None, True), "dropout_p is None"),
     ((0.125, True), "softmax_scale is True"),
@@ -686,7 +688,7 @@ def test_what_cannot_be_meant_is_refused(rng, give, behind, words):
         (flashattn.flash_attn_varlen_kvpacked_func, (flat[0], xp.stack(flat[1:], 1), cu, cu, 4, 4)),
     )
     for function, arrays in calls:
-        function(*arrays)  # the short way is warm
+        function(*arrays)  # warms the fast path
         with pytest.raises((TypeError, ValueError), match=words):
             function(*arrays, *behind)
 
@@ -745,7 +747,7 @@ def test_numbers_of_other_types_are_taken(rng, give):
 
 
 def test_what_the_page_of_differences_says(rng):
-    """docs/python-differences.md, where no other test shows it."""
+    """docs/python-differences.md, for what no other test covers."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
     q, k, v = (torch.tensor(rng.standard_normal((1, 5, 2, 16), np.float32)) for _ in range(3))
     call = flashattn.flash_attn_func

@@ -17,7 +17,7 @@ PROMPTS = (5, 17, 1)
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """The operations are so small that waiting for a second thread is most of the time."""
+    """The operations are so small that they would mainly wait for a second thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,7 +35,7 @@ def weights():
     for i in range(LAYERS):
         name = f"model.layers.{i}."
         for part, heads in (("q", HEADS), ("k", HEADS_KV), ("v", HEADS_KV)):
-            scale = 1 if part == "v" else 2  # so that it matters who sees whom
+            scale = 1 if part == "v" else 2  # so that errors in the masks change the tokens
             w[f"{name}self_attn.{part}_proj.weight"] = draw(heads * DIM, WIDTH) * scale
         w[f"{name}self_attn.o_proj.weight"] = draw(WIDTH, HEADS * DIM) * 2
         w[f"{name}mlp.gate_proj.weight"] = draw(INNER, WIDTH)
@@ -81,7 +81,7 @@ def prompts():
 
 
 def without_a_cache(w):
-    """The whole sequence again for each token."""
+    """Computes the whole sequence again for each token."""
     cos, sin = angles()
 
     def attend(layer, q, k, v):
@@ -110,7 +110,7 @@ def right():
 @torch.no_grad()
 def test_through_a_paged_cache(right):
     """The prompts at once, as packed sequences of their own lengths; then one token of each at a
-    time. A page is given out when it is needed, and holds NaN before."""
+    time. A page is allocated when it is needed, and contains NaN before."""
     w, (cos, sin) = weights(), angles()
     count = sum(-(-(n + NEW) // PAGE) for n in PROMPTS)
     caches = torch.full((LAYERS, 2, count, PAGE, HEADS_KV, DIM), math.nan)
@@ -159,7 +159,7 @@ def test_through_a_contiguous_cache(right):
     lengths = torch.zeros(len(PROMPTS), dtype=torch.int32)
 
     def attend(layer, q, k, v):
-        # The sequences' own positions, which begin behind the padding
+        # The sequences' own positions, which begin after the padding
         at = lengths - pads
         q, k = (apply_rotary(x, cos, sin, at) for x in (q, k))
         return flashattn.flash_attn_with_kvcache(

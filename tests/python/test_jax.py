@@ -20,7 +20,7 @@ import flashattn.jax as module  # noqa: E402
 from flashattn import _jax_call  # noqa: E402
 from flashattn.jax import attention  # noqa: E402
 
-# Of the definition, which would be computed in tf32 on a GPU.
+# For the definition, which would be computed in tf32 on a GPU.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 BATCH, HEADS, HEADS_KV, DIM, DIM_V = 2, 4, 2, 16, 24
@@ -41,7 +41,7 @@ def interface(request, monkeypatch):
 
 
 def normal(seed, *shapes, dtype="float32"):
-    """By NumPy: what JAX draws it compiles, anew in every test."""
+    """By NumPy, because JAX would compile its random numbers in every test."""
     rng = np.random.default_rng(seed)
     return [jnp.asarray(rng.standard_normal(s, np.float32).astype(dtype)) for s in shapes]
 
@@ -346,7 +346,7 @@ VMAPPED = {  # name: (mapped, not mapped)
 
 
 def words(text):
-    """Names of two words stand behind a bar."""
+    """Names of two words follow a bar."""
     first, *rest = text.split("|")
     known = {"batch bias", "batch slopes", "pages k", "pages v"}
     words = [] if not first else [first] if first in known else first.split()
@@ -473,7 +473,7 @@ def test_vmap_of_packed_sequences():
 
 @pytest.mark.parametrize("own_keys", [True, False])
 def test_vmap_of_dropout(own_keys):
-    """Each element drops what it would drop alone."""
+    """Each element drops what it would drop by itself."""
     q, k, v = (normal(n, (3, *x.shape))[0] for n, x in enumerate(draw()))
     keys = jax.random.split(jax.random.key(1), 3) if own_keys else jax.random.key(1)
 
@@ -500,7 +500,7 @@ SECOND = {
 @pytest.mark.parametrize("which", SECOND)
 def test_what_has_no_derivative_is_an_error(which, compiled):
     q, k, v = draw(n_q=3, n_k=4)
-    attention(q, k, v)  # what an earlier call has cached changes nothing
+    attention(q, k, v)  # caches of earlier calls change nothing
     jax.grad(lambda q: attention(q, k, v).sum())(q)
     function = SECOND[which](lambda q: attention(q, k, v).sum())
     with pytest.raises((NotImplementedError, TypeError), match="first derivatives|forward-mode"):
@@ -508,7 +508,7 @@ def test_what_has_no_derivative_is_an_error(which, compiled):
 
 
 def test_export():
-    """A program for one device can be stored; XLA wants the names of the library's calls."""
+    """A program for one device can be stored; XLA needs the names of the library's calls."""
     if module.interface() != "ffi":
         pytest.skip("a callback cannot be stored")
     export = pytest.importorskip("jax.export")  # JAX 0.5 needs absl for it
@@ -601,7 +601,7 @@ def test_numbers_of_other_libraries():
 
 
 def test_precision():
-    """The CPU computes in float32 whatever is asked."""
+    """The CPU computes in float32, whatever is requested."""
     q, k, v = draw()
     expected = np.asarray(attention(q, k, v))
     for precision in ("float32", "tf32", "ieee"):
@@ -625,7 +625,7 @@ def test_an_error_of_the_library_while_running():
     q, k, v = (x[0, :33] for x in draw())
     starts = jnp.array([0, 40])
     packed = jax.jit(lambda *x: attention(*x[:3], cu_seqlens_q=x[3], cu_seqlens_k=x[3]))
-    if jax.default_backend() != "cpu":  # lengths that only the device has are clamped
+    if jax.default_backend() != "cpu":  # lengths that are only on the device are clamped
         assert np.isfinite(np.asarray(packed(q, k, v, starts))).all()
         return
     with pytest.raises(Exception, match="cu_seqlens"):

@@ -32,7 +32,7 @@ except ImportError:  # JAX 0.5
     TRACKS_MANUAL_AXES = False
 
 BATCH, HEADS, N_Q, N_K, DIM, DIM_V = 4, 8, 9, 13, 8, 16
-TOLERANCE = 2e-6  # of the largest; sums over devices are made in another order
+TOLERANCE = 2e-6  # relative to the largest; sums over devices are computed in another order
 
 
 def devices():
@@ -82,7 +82,7 @@ def same(results, expected, tolerance=TOLERANCE):
 
 
 def loss_and_gradients(function=attention, **static):
-    """Of all that has gradients: (out, lse), {name: gradient}."""
+    """For everything that has gradients: (out, lse), {name: gradient}."""
 
     def run(differentiable, others):
         def loss(differentiable):
@@ -103,7 +103,7 @@ def collectives(text):
 
 
 def first_operands(text):
-    """The shapes of q in the calls of the library, and which pass each is."""
+    """The shapes of q in the calls of the library, and the pass of each call."""
     pattern = r'custom_call_target="flashattn_(\w+)", operand_layout_constraints=\{f32\[([\d,]+)\]'
     return {
         (which, tuple(int(n) for n in shape.split(",")))
@@ -158,7 +158,7 @@ OPTIONS = {
 }
 STATIC = {"together": {"causal": True, "softcap": 3.0}}
 
-# How q and the keys are sharded, and what a device holds of q then: (batch items, heads).
+# How q and the keys are sharded, and the part of q on a device then: (batch items, heads).
 SHARDINGS = {
     "batch": (("b", None), (2, 8)),
     "heads": ((None, "h"), (4, 2)),
@@ -168,7 +168,7 @@ SHARDINGS = {
 
 
 def shard_all(options, where, axes):
-    """Arrays with a batch or heads sharded like q, where their axes are not broadcast."""
+    """Arrays with a batch or heads are sharded like q, if their axes are not broadcast."""
     batch, heads = axes
     last = {"sinks": P(heads), "seqlens_q": P(batch), "seqlens_k": P(batch)}
 
@@ -200,8 +200,8 @@ PLACES += [(n, "both", "bhsd") for n in (4, 2)]
 
 @pytest.mark.parametrize("heads_kv, sharding, layout", PLACES)
 def test_q_stays_where_it_is(heads_kv, sharding, layout):
-    """Keys and values, too, where whole groups fit; else they are there on every device that needs
-    them, as a caller with fewer key/value heads than devices has them."""
+    """Keys and values, too, if whole groups fit; otherwise they are on every device that needs
+    them, as for a caller with fewer key/value heads than devices."""
     axes, (batch, heads) = SHARDINGS[sharding]
     where = mesh()
     parts = {None: 1, "h": 4, ("b", "h"): 8}[axes[1]]
@@ -219,8 +219,9 @@ def test_q_stays_where_it_is(heads_kv, sharding, layout):
     text = run.lower(sharded, {}).compile().as_text()
     own = (batch, N_Q, heads, DIM) if layout == "bshd" else (batch, heads, N_Q, DIM)
     assert first_operands(text) == {("forward", own), ("backward", own)}
-    # dk and dv are added up over devices that share a group. Where only one of two axes splits the
-    # keys' heads, Shardy gathers them over the other, as the caller has k and v; GSPMD leaves them.
+    # dk and dv are added up over devices that share a group. If only one of two axes splits the
+    # keys' heads, Shardy gathers them over the other, because the caller has k and v like that;
+    # GSPMD leaves them split.
     in_part = parts == 8 and heads_kv in (2, 4)
     assert set(collectives(text)) <= {"all-reduce", *["all-gather"] * in_part}
     forward = jax.jit(functools.partial(attention, layout=layout, return_lse=True))
@@ -285,7 +286,7 @@ def test_dropout_bits_do_not_depend_on_the_sharding(sharding, heads_kv):
     assert placed_as(results[0], mesh(), *qkv_spec(axes))
     own = tuple(n // p for n, p in zip((BATCH, HEADS), split_into(axes)))
     called = first_operands(run.lower(*split(sharded)).compile().as_text())
-    batch = 1 if axes[1] else own[0]  # one batch item at a time where the heads are split
+    batch = 1 if axes[1] else own[0]  # one batch item at a time if the heads are split
     assert called == {(which, (batch, N_Q, own[1], DIM)) for which in ("forward", "backward")}
 
 
@@ -296,7 +297,7 @@ def split_into(axes):
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 def test_packed_sequences(dropout_p):
-    """Sequences in one row cannot be taken apart; heads can, unless dropout needs all of them."""
+    """Sequences in one row cannot be separated; heads can, unless dropout needs all of them."""
     q, k, v = (x.reshape(1, -1, *x.shape[2:]) for x in draw(heads_kv=4))
     arrays = {"q": q, "k": k, "v": v, **sinks(), "bias": normal(3, (1, HEADS, 20, 20))[0]}
     options = {
@@ -333,7 +334,7 @@ def test_pages():
     same((results, gradients), expected)
     assert placed_as(results[0], mesh(), "b", None, "h")
     assert placed_as(gradients["k"], mesh(), None, None, "h")
-    # What pages are sharded over is gathered.
+    # The axis over which pages are sharded is gathered.
     same(run({"q": q, **put(mesh(), P("b"), {"k": k, "v": v})}, options), expected)
 
 
@@ -350,7 +351,7 @@ def test_without_a_batch():
     "spec", [P(None, "b"), P(None, "h", "b"), P(None, None, None, "h"), P(None, ("b", "h")), P("h")]
 )
 def test_what_cannot_be_split_is_gathered(spec):
-    """Positions, dims; and parts that do not come out even."""
+    """Positions, dims; and parts of unequal size."""
     arrays = dict(zip("qkv", draw(heads_kv=2)))
     expected = jax.jit(loss_and_gradients(causal=True))(arrays, {})
 
@@ -472,7 +473,7 @@ def test_gradients_inside_of_shard_map(check):
     gradient_specs = {**specs, "sinks": P(("b", "h"))}  # one for each part of the batch
 
     def gradients(arrays, options):
-        if check and TRACKS_MANUAL_AXES:  # else JAX adds up what devices share
+        if check and TRACKS_MANUAL_AXES:  # otherwise JAX adds up what devices share
             arrays["sinks"] = vary(arrays["sinks"], "b")
         value = jax.value_and_grad(lambda x: jnp.sin(attention(**x, **options)).sum())(arrays)
         return {"value": value[0][None], **value[1]}
@@ -502,7 +503,7 @@ def vary(x, *axes):
 
 @pytest.mark.skipif(not TRACKS_MANUAL_AXES, reason="needs JAX 0.6")
 def test_shard_map_adds_up_gradients_of_what_devices_share():
-    """Keys of one group on all devices: dk is not varying, as k is not."""
+    """Keys of one group on all devices: dk is not varying, because k is not."""
     arrays = dict(zip("qkv", draw(heads_kv=1)))
     specs = {"q": P("b", None, "h"), "k": P("b"), "v": P("b")}
 
@@ -534,7 +535,7 @@ def test_gradients_of_shard_map(check):
 @pytest.mark.skipif(not TRACKS_MANUAL_AXES, reason="needs JAX 0.6")
 @pytest.mark.parametrize("check", [True, False])
 def test_shard_map_over_one_axis_of_the_mesh(check):
-    """The other is the partitioner's."""
+    """The partitioner handles the other axis."""
     arrays = dict(zip("qkv", draw(heads_kv=4)))
     specs = {name: P(None, None, "h") for name in "qkv"}
 
@@ -570,7 +571,7 @@ def test_pmap():
 
 
 def test_vmap_over_and_under_a_sharded_batch():
-    """Neither the mapped axis nor the batch is gathered for the other."""
+    """Neither the mapped axis nor the batch is gathered because of the other."""
     q, k, v = (jnp.stack([x, x / 2]) for x in draw(heads_kv=4))
 
     def loss(*x):
@@ -590,7 +591,7 @@ def test_vmap_over_and_under_a_sharded_batch():
 
 @pytest.mark.parametrize("heads_kv", [4, 2])
 def test_vmap_of_sinks(heads_kv):
-    """The mapped axis becomes more heads of the library, on each device of its own ones."""
+    """On each device, the mapped axis becomes more of its heads of the library."""
     q, k, v = (jnp.stack([x, x / 2]) for x in draw(heads_kv))
     (sinks,) = normal(6, (2, HEADS))
 

@@ -1,5 +1,5 @@
-"""flash_attn_with_kvcache with arguments drawn at random, all together: what it writes, and
-attention over it, against the definition in float64."""
+"""flash_attn_with_kvcache with random arguments, all together: what it writes, and attention over
+it, compared with the definition in float64."""
 
 import random
 
@@ -22,7 +22,8 @@ HEADS, HEADS_KV, DIM = 4, 2, 8
 
 
 class Case:
-    """One call. Sequences are numbered b; counts and positions are lists with a number for each."""
+    """One call. Sequences have numbers b; counts and positions are lists with a number for each
+    sequence."""
 
     def __init__(self, seed):
         r, rng = random.Random(seed), np.random.default_rng(seed)
@@ -65,7 +66,7 @@ class Case:
             shape = items * pages + 2, self.page
             table = rng.permutation(shape[0])[: items * pages]
             self.given["page_table"] = table.reshape(items, pages).astype(np.int32)
-        # cache_leftpad alone needs items side by side.
+        # Only cache_leftpad needs items side by side.
         side_by_side = padded and not (self.paged or indexed or self.packed_q)
         if self.dim_v == DIM and not side_by_side and r.random() < 0.4:
             both = self.draw(shape[0], 2, shape[1], HEADS_KV, DIM)
@@ -81,7 +82,7 @@ class Case:
         return self.rng.standard_normal(shape, dtype=np.float32)
 
     def draw_rows(self, r):
-        """Queries and new keys; packed ones may have rows of no sequence behind them."""
+        """Queries and new keys; packed ones may be followed by rows without a sequence."""
         self.q = self.draw(self.batch, self.queries[0], HEADS, DIM)
         if self.packed_q:
             self.q = self.draw(sum(self.queries) + r.randint(0, 2), HEADS, DIM)
@@ -113,7 +114,7 @@ class Case:
         return rotate(x, self.cos, self.sin, at, self.interleaved)
 
     def place(self, b, at):
-        """Where key number `at` of sequence b lies in the cache."""
+        """The place of key number `at` of sequence b in the cache."""
         if not self.paged:
             return self.rows[b], at
         return self.given["page_table"][self.rows[b], at // self.page], at % self.page
@@ -213,7 +214,7 @@ def test_lengths_of_a_device_after_the_call(monkeypatch, new):
 
 @needs_torch
 def test_a_decode_step_has_no_launches_beside(monkeypatch):
-    """Where lengths are on a device, each operation on them would be a launch in each layer: the
+    """If lengths are on a device, each operation on them would be a launch in each layer, so the
     library's append writes them."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,4 +1,4 @@
-"""The ladder from Python: what it refuses, everywhere; what it computes, where there is a GPU."""
+"""The ladder from Python: what it refuses, on every machine; its results, if there is a GPU."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_the_list(rungs):
 
 def test_errors(rungs, qkv):
     q, k, v = qkv
-    with pytest.raises(ValueError, match="'pong' is no rung: expected one of .*ladder_rungs"):
+    with pytest.raises(ValueError, match="'pong' is not a rung: expected one of .*ladder_rungs"):
         flashattn.ladder("pong", q, k, v)
     with pytest.raises(ValueError, match="q lies on the CPU: the rungs of the ladder run on CUDA"):
         torch.ops.flashattn.ladder("flash_2d", q, k, v)

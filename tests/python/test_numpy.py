@@ -76,7 +76,7 @@ def problems(draw_from):
 
 
 def strided(x, layout):
-    """The caller's array in its layout; its memory: another order, holes, a negative stride."""
+    """The caller's array in its layout; its memory has another order, gaps, a negative stride."""
     if layout == "bhsd":
         x = x.swapaxes(1, 2)
     room = np.full((x.shape[1], x.shape[0], 2 * x.shape[2], x.shape[3] + 3), np.nan, x.dtype)
@@ -148,7 +148,7 @@ def test_combine_takes_any_number_of_parts(rng, count):
     out, lse = flashattn.combine(np.stack(parts), np.stack(lses), return_lse=True)
     close(out, expected)
     close(lse, expected_lse)
-    # Log-sum-exps with other strides, as a kernel with another layout writes them.
+    # Log-sum-exps with other strides, as from a kernel with another layout.
     rows_first = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in lses]
     assert np.array_equal(flashattn.combine(parts, rows_first), out)
     reversed_rows = [np.ascontiguousarray(x[..., ::-1])[..., ::-1] for x in lses]
@@ -355,7 +355,7 @@ def test_out_and_read_only_inputs(rng):
 
 
 def test_plain_calls(rng):
-    """The short way gives what the long way gives, and leaves to it what it cannot do."""
+    """The fast path gives the same results as the general one, and passes other calls on to it."""
     q, k, v = (rng.standard_normal((2, 6, 2, 8), np.float32) for _ in range(3))
     out = np.full_like(q, np.nan)
     flashattn._core.forward(q, k, v, out, None, "bshd", causal=True, scale=0.5)

@@ -51,7 +51,7 @@ def test_pickling():
 
 
 class OfCuPy:
-    """Has CuPy's name and what the package asks of its arrays."""
+    """Has CuPy's name and the attributes that the package reads from its arrays."""
 
     device = contextlib.nullcontext()
     dtype = np.dtype(np.float32)
@@ -65,7 +65,7 @@ OfCuPy.__module__ = "cupy._core.core"
 
 @pytest.fixture
 def streams(monkeypatch):
-    """Which stream each call of the library was given."""
+    """The stream that each call of the library got."""
     current = types.SimpleNamespace(ptr=4711)
     fake = types.SimpleNamespace(
         empty=lambda shape, dtype: OfCuPy(*shape),

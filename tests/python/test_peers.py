@@ -1,4 +1,4 @@
-"""bench/peers.py: its definition of attention, and that nothing wrong gets a figure."""
+"""bench/peers.py: its definition of attention, and that no wrong result gets a figure."""
 
 import pathlib
 import sys
@@ -81,7 +81,7 @@ def test_the_definition_agrees_with_pytorch(which):
 
 
 def test_philox_known_answers():
-    """Of Random123, for ten rounds: all bits zero, and all bits one."""
+    """The known answers of Random123, for ten rounds: all bits zero, and all bits one."""
     for bits, expected in (
         (0, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
         (0xFFFFFFFF, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
@@ -164,7 +164,8 @@ def gradients_by_autograd(cell, inputs):
     ],
 )
 def test_gradients_of_shared_keys_biases_and_sinks(option, monkeypatch):
-    """The definition, which goes head by head and some queries at a time, against all at once."""
+    """The definition, which computes head by head and some queries at a time, compared with all at
+    once."""
     monkeypatch.setattr(peers_exact, "BLOCK", 40 * CELL.n_k)
     cell = peers_cells.dataclasses.replace(CELL, which="backward", **option)
     inputs = inputs_of(cell)
@@ -187,7 +188,7 @@ def test_autograd_gives_what_the_cell_asks_for():
 
 
 class ByOperator(peers_libraries.Direct):
-    """PyTorch's attention, whose gradients an operator of the library computes, or refuses."""
+    """PyTorch's attention, with gradients that an operator of the library computes, or refuses."""
 
     def __init__(self, name, error=None, factor=1.0):
         super().__init__(name, "MATH")
@@ -227,7 +228,7 @@ def test_no_graph_captures_a_backward_whose_dropout_state_is_on_the_host(dropout
 
 
 class Recorder:
-    """In the library's place: the size of the workspace that the last call got."""
+    """In place of the library: records the size of the workspace of the last call."""
 
     def call(self, name, *arguments):
         if name == "fa_workspace_size":
@@ -243,7 +244,7 @@ class Recorder:
     "dtype, bias", [("bf16", "batch"), ("fp16", "heads"), ("bf16", "full"), ("fp32", "batch")]
 )
 def test_a_shared_dbias_gets_the_room_for_its_sums(dtype, bias):
-    """As include/flashattn.h says at fa_workspace_size."""
+    """As include/flashattn.h specifies at fa_workspace_size."""
     cell = peers_cells.dataclasses.replace(
         CELL, which="backward", causal=False, heads_kv=4, dtype=dtype, bias=bias, bias_grad=True
     )
@@ -261,7 +262,8 @@ def test_a_shared_dbias_gets_the_room_for_its_sums(dtype, bias):
 
 
 def test_time_to_compile_gradients_is_flexattentions_own():
-    """What another library takes is not taken from it; without a bias it is not asked."""
+    """Time that another library takes is not subtracted from its own; without a bias it is not
+    called."""
     flex, other = Stub("flex", takes=("bias",)), Stub("fa4", takes=("bias",))
     flex.compiles = other.compiles = True
     compiling = peers_peaked.Compiling(1e-9)
@@ -291,7 +293,7 @@ def fa4_stub(monkeypatch, forward, backward):
 
 @pytest.mark.parametrize("lengths", [(), (40, 56)])
 def test_flashattention_4_gets_its_own_results(monkeypatch, lengths):
-    """Its function for gradients: with the result, the log-sum-exp and the options of the cell."""
+    """Its function for gradients gets the result, the log-sum-exp and the options of the cell."""
     seen = {}
 
     def forward(q, k, v, causal, softcap, return_lse=False, **options):
@@ -331,7 +333,7 @@ def test_flashattention_4_of_another_version_goes_through_autograd(monkeypatch):
 
 
 class Clock:
-    """A backend whose calls last so long, by a clock of its own."""
+    """A backend whose calls take this long, by its own clock."""
 
     clock = "wall"
     context = peers_libraries.Backend.context
@@ -367,7 +369,7 @@ def test_libraries_with_a_name():
 
 
 def test_other_builds_are_ours():
-    """They are held against `flashattn`, and are no peers of it."""
+    """They are compared with `flashattn`, and are not peers of it."""
     row = run(CELL, Stub("flashattn"), Stub("flashattn-v1"), Stub("fa2"))
     assert row["best"] == "fa2" and peers_tables.is_own("flashattn-v1")
     row = run(CELL, Stub("flashattn"), Stub("flashattn-v1"))
@@ -498,7 +500,7 @@ def test_gradients_of_peaked_cells():
 
 
 def test_the_kernel_of_a_gradient_is_that_of_its_result():
-    """Kernels that are forced may exist for the forward pass alone."""
+    """Forced kernels may exist only for the forward pass."""
     ours = Stub("flashattn-sm80")
     ours.describe = lambda cell, inputs: {"forward": "forward_sm80"}[cell.which]
     ours.kernel_of = lambda cell, inputs: "backward_fma"
@@ -508,7 +510,7 @@ def test_the_kernel_of_a_gradient_is_that_of_its_result():
 
 
 def test_time_to_compile_is_limited():
-    """When it is spent, what was compiled is still called."""
+    """When it is used up, what has been compiled is still called."""
     compiler = Stub("fa4")
     compiler.compiles = True
     compiling = peers_peaked.Compiling(1e-9)

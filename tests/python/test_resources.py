@@ -28,7 +28,7 @@ def good_and_bad_calls(q, k, v, bias):
 
 
 def bytes_of_many_calls(arrays):
-    """How many bytes more are allocated after 2,000 rounds of 5 calls."""
+    """How many more bytes are allocated after 2,000 rounds of 5 calls."""
     tracemalloc.start()
     before = tracemalloc.take_snapshot()
     for _ in range(2000):
@@ -58,7 +58,7 @@ def test_no_leak(rng, kind):
         good_and_bad_calls(*arrays)
     gc.collect()
     rss = resident_bytes()
-    # Memory of the test runner's other threads counts too, now and then: a leak is there each time.
+    # Memory of the test runner's other threads sometimes counts, too; a leak occurs every time.
     for _ in range(2):
         grown = bytes_of_many_calls(arrays)
         if grown < 50_000:
@@ -69,7 +69,7 @@ def test_no_leak(rng, kind):
 
 
 def test_threads(rng):
-    """Each thread gets its own results and its own error sentences."""
+    """Each thread gets its own results and its own error messages."""
     problems = [
         [rng.standard_normal((1, n, 2, 16), dtype=np.float32) for _ in range(3)]
         for n in range(20, 28)
@@ -114,5 +114,5 @@ def test_the_gil_is_released(rng):
     while not done.wait(1e-4):
         ticks.append(1)
     thread.join()
-    # With the lock held, waiting would have come back once or twice.
+    # If the lock were held, the ticks would have come only once or twice.
     assert len(ticks) > 10

@@ -1,4 +1,4 @@
-"""bench/seed.py: what it measures is compared with float64 first; and its table."""
+"""bench/seed.py: its results are compared with float64 first; and its table."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ import seed_tables  # noqa: E402
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Runs seed.py on a small problem, and gives its exit code and its result."""
+    """Runs seed.py on a small problem, and returns its exit code and its result."""
     monkeypatch.setattr(seed, "BATCH", 1)
     monkeypatch.setattr(seed, "HIDDEN", 256)
     monkeypatch.setattr(seed, "SAMPLE_SECONDS", 1e-4)

@@ -1,5 +1,5 @@
-"""PyTorch's tensors against its own scaled_dot_product_attention in float64: values, gradients,
-log-sum-exp; and what else its users do with an operator."""
+"""PyTorch's tensors, compared with its own scaled_dot_product_attention in float64: values,
+gradients, log-sum-exp; and other things that users do with an operator."""
 
 import sys
 
@@ -64,7 +64,7 @@ def definition(
         seen = seen & (j >= at - window[0]) & (j <= at + window[1])
     if mask is not None:
         seen = seen & mask
-    # A finite number far away keeps the gradients of empty rows free of NaN.
+    # A large finite number keeps the gradients of empty rows free of NaN.
     x = torch.where(seen, x, -1e300)
     if sinks is not None:
         sink = sinks.double()[None, :, None, None].expand(*x.shape[:3], 1)
@@ -157,7 +157,7 @@ def test_gradients_of_the_operator(problem):
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_gradcheck(layout):
-    """Finite differences in float32: a step of 1e-2 is exact to 1e-3 for functions this smooth."""
+    """Finite differences in float32: a step of 1e-2 is exact to 1e-3 for such smooth functions."""
     tensors = [randn(1, 3, 3, 4, grad=True) for _ in range(3)]
     bias, sinks = randn(1, 3, 3, 3, grad=True), randn(3, grad=True)
 
@@ -331,7 +331,8 @@ def test_views_that_need_care():
     with pytest.raises(ValueError, match="out is given"):
         flashattn.attention(parameter, k, v, out=out)
     expanded = flashattn.attention(parameter, k[:, :1].expand_as(k), v)
-    expanded.sum().backward()  # the gradient that arrives has no memory of its own: strides of 0
+    # The incoming gradient has no memory of its own: its strides are 0.
+    expanded.sum().backward()
     assert torch.isfinite(parameter.grad).all()
 
 
@@ -387,7 +388,8 @@ def test_modes_are_not_plain():
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             return function(*args, **(kwargs or {}))
 
-    assert plain(q, k, v) is not NotImplemented  # what is remembered of it must not hide a mode
+    # What was remembered of it must not hide a mode.
+    assert plain(q, k, v) is not NotImplemented
     with Mode():
         assert plain(q, k, v) is NotImplemented
     with torch.autocast("cpu", torch.bfloat16):
@@ -406,7 +408,7 @@ def test_modes_are_not_plain():
 
 
 def test_kinds_of_tensors_are_told_apart():
-    """More kinds than are remembered, in turn: each call sees what its own tensors are."""
+    """More kinds than are remembered, in turn: each call detects the kind of its tensors."""
     dtypes = [torch.float32, torch.float16, torch.bfloat16]
     for _ in range(2):
         for dtype in dtypes:
@@ -444,7 +446,7 @@ def test_out_lies_as_q_does(order, layout):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_side_stream():
-    """The inputs are zeros until long after the call is queued."""
+    """The inputs are zeros until long after the call has been queued."""
     values = torch.randn(1, 128, 2, 64, device="cuda")
     q = torch.zeros_like(values)
     expected = flashattn.attention(values, values, values)
@@ -453,7 +455,8 @@ def test_a_side_stream():
         torch.cuda._sleep(400_000_000)
         q.copy_(values)
         out = flashattn.attention(q, q, q)
-    assert not flashattn.attention(q, q, q).any()  # else the wait was too short to show anything
+    # Otherwise the wait was too short to test anything.
+    assert not flashattn.attention(q, q, q).any()
     torch.cuda.synchronize()
     assert torch.equal(out, expected)
 
@@ -592,13 +595,13 @@ def test_precision_of_cpu_is_float32():
 
 
 class _OnCuda:
-    """What _follow_fp32_precision looks at."""
+    """The attributes that _follow_fp32_precision reads."""
 
     is_cuda, dtype = True, torch.float32
 
 
 def test_global_precision(monkeypatch):
-    """tf32 for float32 tensors on CUDA, where PyTorch's own matrix products have it."""
+    """tf32 for float32 tensors on CUDA, if PyTorch's own matrix products use it."""
     follow = flashattn.torch._follow_fp32_precision
     half = _OnCuda()
     half.dtype = torch.float16
@@ -631,7 +634,7 @@ def test_each_call_reads_the_global_precision(monkeypatch):
 
 
 def test_compiled_calls_read_the_global_precision():
-    """Without a graph break, and again where the setting has changed."""
+    """Without a graph break, and again if the setting has changed."""
     asks = torch.compile(
         lambda x: x + int(flashattn.torch._asks_for_tf32()), backend="aot_eager", fullgraph=True
     )

@@ -1,5 +1,5 @@
-"""What autograd asks of an operator beyond first derivatives: higher derivatives, forward mode, and
-an error where a tensor that the backward needs was changed."""
+"""What autograd requires of an operator beyond first derivatives: higher derivatives, forward mode,
+and an error if a tensor that the backward needs was changed."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def randn(*shape, grad=False):
     return torch.randn(*shape).requires_grad_(grad)
 
 
-# ---- What is changed between forward and backward -----------------------------------------------
+# ---- Changes between forward and backward --------------------------------------------------------
 
 
 def int32(*values):
@@ -116,7 +116,7 @@ def test_options_without_gradients_say_so(name, with_q):
 
 
 def test_writing_to_out_is_seen_by_autograd():
-    """out may have been saved for another operation's backward."""
+    """out may have been saved for the backward of another operation."""
     q, k, v = (randn(1, 6, 2, 8) for _ in range(3))
     out, x = torch.ones_like(q), randn(1, 6, 2, 8, grad=True)
     for call in (flashattn.attention, flashattn.decode):
@@ -137,7 +137,7 @@ def calls_with_out():
 
 @pytest.mark.parametrize("which", range(4), ids=["attention", "decode", "combine", "weights"])
 def test_an_out_that_cannot_be_is_refused(which):
-    """Also after calls that were plain, and before anything is written."""
+    """Also after plain calls, and before anything is written."""
     call, shape = list(calls_with_out())[which]
     for _ in range(3):
         call(torch.zeros(shape))
@@ -186,7 +186,7 @@ def dense_definition(q, k, v, dropout_p=0.0, seed=0, offset=0, diagonal=None, fi
         return definition(q, k, v, **options)
     n_q, n_k, heads = q.shape[1], k.shape[1], q.shape[2]
     shift = n_k - n_q - (n_k - n_q if diagonal is None else diagonal)
-    # Keys that nobody sees move the diagonal to where it is wanted.
+    # Keys that no query sees move the diagonal to the intended place.
     seen = torch.ones(n_q, n_k, dtype=torch.bool)
     assert shift >= 0
     pad = torch.zeros(q.shape[0], shift, heads, q.shape[3], dtype=q.dtype)
@@ -245,7 +245,8 @@ def of_rows():
             yield 0, torch.arange(a, b), k[:, c:d], v[:, c:d]
 
     lengths = {"cu_seqlens_q": int32(0, 3, 4, 9), "cu_seqlens_k": int32(0, 5, 9, 12)}
-    lengths["seqlens_k"] = int32(5, 4, 2)  # row 11 of the keys and row 9 of the queries: nobody's
+    # Row 11 of the keys and row 9 of the queries belong to no sequence.
+    lengths["seqlens_k"] = int32(5, 4, 2)
     bounds = {"max_seqlen_q": 5, "max_seqlen_k": 6}
     shapes = (1, 10, 4, 8), (1, 12, 2, 8), (1, 12, 2, 5)
     yield "packed", shapes, {**lengths, "window": (3, 0), "bias": randn(3, 1, 5, 5)}, packed
@@ -277,7 +278,7 @@ def cases():
 
 
 def _each(q, k, v, items, per_item, options):
-    """sequences_definition with each sequence's own bias and slopes."""
+    """sequences_definition, with each sequence's own bias and slopes."""
     out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float64)
     lse = torch.full((q.shape[0], q.shape[1], q.shape[2]), -torch.inf, dtype=torch.float64)
     for number, (b, rows, keys, values) in enumerate(items(k, v)):
@@ -300,7 +301,7 @@ LEAVES = ("bias", "sinks")
 
 
 def inputs_of(shapes, options):
-    """(all that has derivatives, a function of them for a call)"""
+    """(everything that has derivatives, a function of these for a call)"""
     tensors = [randn(*shape) for shape in shapes]
     names = [name for name in LEAVES if name in options]
     tensors += [options[name] for name in names]
@@ -359,7 +360,7 @@ def hessian_product(function, tensors, directions):
 
 @pytest.fixture
 def tile(request, monkeypatch):
-    """How many weights at once; 1: row by row."""
+    """The number of weights at a time; 1: row by row."""
     if request.param:
         monkeypatch.setattr(flashattn._derivatives, "_TILE", request.param)
 
@@ -495,7 +496,7 @@ def test_third_derivatives():
 
 
 def test_a_gradient_penalty_in_bfloat16():
-    """As it is used: the result's type is the inputs', and the error that of the type."""
+    """As it is used: the result has the inputs' type, and the error of that type."""
     tensors = [x.bfloat16().requires_grad_() for x in small()]
     gradients = torch.autograd.grad(
         flashattn.attention(*tensors).float().square().sum(), tensors, create_graph=True
@@ -511,7 +512,7 @@ def test_a_gradient_penalty_in_bfloat16():
 
 
 def test_only_what_is_asked_for():
-    """The second derivative by one input of a gradient by another, without the rest."""
+    """The second derivative by one input of a gradient by another, without the others."""
     q, k, v = small()
     q.requires_grad_()
     (dq,) = torch.autograd.grad(flashattn.attention(q, k, v).square().sum(), q, create_graph=True)
@@ -595,7 +596,7 @@ def combined(parts, lses, layout):
 
 
 def parts_to_combine(layout, dtype, count=3):
-    """Some empty parts, which hold NaN, and a row that has none at all."""
+    """Some empty parts, which contain NaN, and a row without any part."""
     shape = (2, 5, 3, 8) if layout == "bshd" else (2, 3, 5, 8)
     lses = [randn(2, 3, 5) * 2 for _ in range(count)]
     lses[1][0, :, 2] = -torch.inf
@@ -610,7 +611,7 @@ def parts_to_combine(layout, dtype, count=3):
 
 
 def check_combine(parts, lses, layout, call, tolerance):
-    """The gradients by call's, against those of the definition in float64."""
+    """The gradients by call's backward, compared with those of the definition in float64."""
     tensors = [x.clone().requires_grad_() for x in (*parts, *lses)]
     doubles = [x.detach().double().requires_grad_() for x in tensors]
     n = len(parts)
@@ -691,7 +692,8 @@ def test_combine_has_second_derivatives_and_forward_mode():
 
 
 def test_combine_of_attention_has_attentions_gradients():
-    """Attention over parts of the keys, merged, is attention over all, and so are its gradients."""
+    """Attention over parts of the keys, merged, equals attention over all keys, and so do its
+    gradients."""
     q, k, v = (randn(2, n, 4, 8, grad=True) for n in (6, 15, 15))
     weights, slopes = randn(2, 6, 4, 8), randn(2, 4, 6)
     results = []
@@ -719,7 +721,7 @@ def test_combine_writes_to_no_out_where_gradients_are_recorded():
     "hidden_by", ["causal", "window", "mask", "bias and mask", "softcap and mask"]
 )
 def test_nan_that_is_hidden_stays_out_of_all_derivatives(hidden_by, which):
-    """Key 6 is seen by no query, and query 4 sees no key."""
+    """No query sees key 6, and query 4 sees no key."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, n, 2, 4) for n in (5, 7, 7))
     mask = torch.ones(5, 7, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: equal bits in run after run, CUDA graphs, compiled training steps."""
+"""What can only be tested on a GPU: equal bits in each run, CUDA graphs, compiled training."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def random(*shape, dtype=torch.bfloat16):
 )
 @pytest.mark.parametrize("dim", [64, 128, 192, 256, 320])
 def test_deterministic_gradients_repeat(dim, mask):
-    """Each head dim is another kernel. Work beside them changes the order in which blocks run."""
+    """Each head dim has another kernel. Concurrent work changes the order in which blocks run."""
     length, heads = 1000, 6
     q, k, v = (random(2, length, n, dim).requires_grad_() for n in (heads, heads // 2, heads // 2))
     out = flashattn.attention(q, k, v, deterministic=True, **mask)
@@ -70,7 +70,7 @@ def test_training_step_in_a_graph(dim):
 
 @pytest.mark.parametrize("keys", [300, 8192])
 def test_decode_behind_two_branches(keys):
-    """A launch that may overlap the one in front waits for all that a graph has in front of it."""
+    """A launch that may overlap the previous one waits for all that precedes it in a graph."""
     shapes = (2, 1, 8, 128), (2, keys, 2, 128), (2, keys, 2, 128)
     inputs, copies = [random(*shape) for shape in shapes], [random(*shape) for shape in shapes]
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()

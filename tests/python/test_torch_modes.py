@@ -1,5 +1,5 @@
-"""What may stand between a call and the library: modes, tracing, profilers, tensors of other kinds.
-Every case comes after calls that warm the short way, which is where such things are forgotten."""
+"""What may intercept a call: modes, tracing, profilers, tensors of other kinds. Every case comes
+after calls that warm the fast path, which could otherwise ignore them."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def lse_like(x):
     return torch.zeros(x.shape[0], x.shape[2], x.shape[1], device=x.device)
 
 
-# name: (of q, k, v; the operator that it must become)
+# name: (a function of q, k, v; the operator that it must become)
 CALLS = {
     "attention": (lambda q, k, v: flashattn.attention(q, k, v), "forward"),
     "causal": (lambda q, k, v: flashattn.attention(q, k, v, causal=True), "forward"),
@@ -80,7 +80,8 @@ def test_jit_trace(call, tensors):
     assert f"ops.flashattn.{call.operator}" in traced.code
     others = [randn(*SHAPE) for _ in range(3)]
     torch.testing.assert_close(traced(*others), call(*others))
-    torch.testing.assert_close(call(*tensors), traced(*tensors))  # and what was kept is still right
+    # And the saved tensors are still correct.
+    torch.testing.assert_close(call(*tensors), traced(*tensors))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -214,7 +215,7 @@ def test_functorch(call, tensors):
 
 
 def test_inference_and_gradients_do_not_mix_up(call, tensors):
-    """What was kept of tensors in one mode must not hide what another asks for."""
+    """What was kept about tensors in one mode must not hide the requirements of another."""
     with torch.inference_mode():
         assert call(*tensors).is_inference()
     assert not call(*tensors).is_inference()
@@ -230,7 +231,7 @@ def test_inference_and_gradients_do_not_mix_up(call, tensors):
 
 
 def test_calls_that_begin_without_gradients():
-    """A program whose first calls are under no_grad: its tensors' kinds are kept as well."""
+    """A program whose first calls are under no_grad: the kinds of its tensors are kept as well."""
     code = """
 import torch, flashattn
 q = torch.randn(1, 6, 2, 8)
@@ -493,7 +494,7 @@ OPTIONS_WITH_DATA = {
 @pytest.mark.parametrize("name", OPTIONS_WITH_DATA)
 @pytest.mark.parametrize("grad", [False, True])
 def test_an_option_without_memory_is_not_left_out(name, grad):
-    """Its address is NULL, as that of an option that is not given."""
+    """Its address is NULL, like that of an option that is not given."""
     q, k, v = (torch.randn(2, 8, 4, 16) for _ in range(3))
     options = {"dropout_p": 0.5} if name == "dropout_state" else {}
     for _ in range(3):

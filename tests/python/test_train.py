@@ -1,4 +1,4 @@
-"""bench/train.py: that all train the same model on the same tokens, and what is said of them."""
+"""bench/train.py: all train the same model on the same tokens; and its report."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def flat(q, k, v):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Tiny operations: more threads only wait for each other."""
+    """Tiny operations: more threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

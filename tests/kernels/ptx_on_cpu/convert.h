@@ -6,7 +6,7 @@
 
 #include <float.h>
 
-#include "../../../src/convert.h" /* not the header beside this one */
+#include "../../../src/convert.h" /* not the header in this folder */
 
 FA_DEVICE uint32_t ptx_pack_f16x2(float low, float high)
 {
@@ -46,7 +46,7 @@ FA_DEVICE uint32_t ptx_permute_bytes(uint32_t x, uint32_t y, uint32_t selector)
 
 FA_DEVICE uint32_t ptx_spread_signs(uint32_t x) { return (x >> 15 & 0x00010001u) * 0xffffu; }
 
-/* Results that are subnormal become 0. */
+/* Subnormal results become 0. */
 FA_DEVICE float ampere_flushed(float x) { return fabsf(x) < FLT_MIN ? 0.0f : x; }
 FA_DEVICE float ptx_ex2(float x) { return ampere_flushed(exp2f(x)); }
 FA_DEVICE float ptx_rcp(float x) { return ampere_flushed(1.0f / x); }

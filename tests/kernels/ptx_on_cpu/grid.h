@@ -1,6 +1,6 @@
 /*
- * kernels/ptx/grid.cuh in C. Grids run one after another here; a thread that does not wait is found
- * when its block ends.
+ * kernels/ptx/grid.cuh in C. Grids run one after another here; a thread that does not wait is
+ * detected when its block ends.
  */
 #ifndef TEST_PTX_ON_CPU_GRID_H
 #define TEST_PTX_ON_CPU_GRID_H

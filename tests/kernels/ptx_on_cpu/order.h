@@ -1,5 +1,5 @@
 /*
- * kernels/ptx/order.cuh in C: there is no order of instructions to be changed.
+ * kernels/ptx/order.cuh in C: there is no order of instructions to change.
  */
 #ifndef TEST_PTX_ON_CPU_ORDER_H
 #define TEST_PTX_ON_CPU_ORDER_H

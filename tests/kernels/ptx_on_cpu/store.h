@@ -8,8 +8,8 @@
 
 #include "cuda_on_cpu.h"
 
-/* Row l of the four matrices, one below the other, goes to the address that lane l passes; a lane holds
- * the elements 2t and 2t + 1 of row g of each. */
+/* Row l of the four matrices, counted through all of them, is stored at the address that lane l
+ * passes. A lane holds the elements 2t and 2t + 1 of row g of each. */
 FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
 {
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -21,7 +21,7 @@ FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
     }
 }
 
-/* A lane's elements are column g of rows 2t and 2t + 1 of each matrix as it is stored. */
+/* A lane's elements are column g of rows 2t and 2t + 1 of each stored matrix. */
 static inline void store_transposed(uint32_t address, const uint32_t *x, uint32_t matrices)
 {
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;

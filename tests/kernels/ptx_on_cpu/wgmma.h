@@ -10,7 +10,8 @@ FA_DEVICE void ptx_wgmma_fence(void) { hopper_products_fence(); }
 FA_DEVICE void ptx_wgmma_commit(void) { hopper_products_commit(); }
 #define ptx_wgmma_wait(pending) hopper_products_wait(pending)
 
-/* Accumulators are memory here, and products are computed in functions that the compiler cannot see into. */
+/* Accumulators are memory here, and products are computed in functions that are opaque to the
+ * compiler. */
 #define ptx_register_fence(registers, count) (void)(registers)
 #define ptx_register_forget(registers, count) (void)(registers)
 
@@ -49,7 +50,7 @@ FA_DEVICE void ptx_wgmma_commit(void) { hopper_products_commit(); }
     PTX_DEFINE_WGMMA_REGISTERS(registers_qk, false, N)                                             \
     PTX_DEFINE_WGMMA_REGISTERS(pv, true, N)
 
-/* Every number of columns that there is. */
+/* Every number of columns. */
 /* clang-format off */
 PTX_DEFINE_WGMMA(8) PTX_DEFINE_WGMMA(16) PTX_DEFINE_WGMMA(24) PTX_DEFINE_WGMMA(32)
 PTX_DEFINE_WGMMA(40) PTX_DEFINE_WGMMA(48) PTX_DEFINE_WGMMA(56) PTX_DEFINE_WGMMA(64)
