@@ -382,7 +382,8 @@ class _CachePositions:
         self.lengths, self.batch_idx = lengths, batch_idx
         self.leftpad, self.table = leftpad, table
         self.rotary_seqlens = rotary_seqlens
-        self.after = None  # lengths_after() where the library's append writes them
+        # What the library's append writes: lengths_after() and item_tables().
+        self.after = self.table_after = None
         given = [x for x in (lengths, batch_idx, leftpad, table, rotary_seqlens) if x is not None]
         self.known = all(x.host is not None for x in given)
         self.known = self.known and self.queries.known and self.new.known
@@ -483,16 +484,19 @@ class _CachePositions:
             return ends.astype(np.int32) if xp is np else ends.int()
         return xp.where(lengths < 0, 0, ends.clamp(0, self.capacity)).int()
 
-    def item_tables(self, xp, q):
-        """int64 (batch, pages): the pages of each item; in a cache without pages, its row."""
+    def item_tables(self, xp):
+        """int32 (batch, pages): the pages of each item; in a cache without pages, whose rows are
+        pages then, its row. Wrong numbers are left as they are."""
         if self.table is None:
-            rows = self.batch_idx.array if self.batch_idx else _arange(xp, self.batch, q)
-            return _as_int64(xp, rows)[:, None]
-        table = _as_int64(xp, self.table.array)
+            return self.batch_idx.array.reshape(-1, 1)
         if self.batch_idx is None:
-            return table
-        rows = _as_int64(xp, self.batch_idx.array)
-        return table[rows if self.known else rows.clamp(0, table.shape[0] - 1)]
+            return self.table.array
+        table, rows = self.table.array, self.batch_idx.array
+        if xp is np:
+            return table[rows]
+        if not self.known:
+            rows = rows.clamp(0, table.shape[0] - 1)
+        return table.index_select(0, rows)
 
     def find(self, xp, q):
         """For each new key: the row or page and the position in it; and its item, its index among
@@ -501,11 +505,11 @@ class _CachePositions:
         position = at = _as_int64(xp, self.lengths.array)[item] + row
         if not self.known or self.new.packed:  # packed rows behind the last sequence lie anywhere
             at = at.clip(0, max(self.capacity - 1, 0))
-        table = self.item_tables(xp, q)
         if self.table is None:
-            return table[item, 0] + 0 * at, at, item, row, position
-        page, at = table[item, at // self.page_size], at % self.page_size
-        return page, at, item, row, position
+            rows = item if self.batch_idx is None else _as_int64(xp, self.batch_idx.array)[item]
+            return rows + 0 * at, at, item, row, position
+        page = _as_int64(xp, self.item_tables(xp)[item, at // self.page_size])
+        return page, at % self.page_size, item, row, position
 
     def append(self, xp, q, caches):
         """Writes each of the (cache, new keys or values)."""
@@ -575,6 +579,8 @@ class _CachePositions:
             options.update(rotary, queries=q, queries_out=out)
         if self.after is not None:
             options["lengths_after"] = self.after
+        if self.table_after is not None:
+            options["block_table_after"] = self.table_after
         for name, scale in zip(("k_scale", "v_scale"), scales):
             if scale is not None:
                 options[name] = scale
@@ -611,8 +617,11 @@ class _CachePositions:
         append_at_once() will be tried before these options are used."""
         on_device = not self.known and is_tensor(q) and q.is_cuda
         if at_once and on_device and self.writes() and self.leftpad is None:
-            # Each operation on lengths would be a launch of its own in each step.
+            # Each operation on lengths or tables would be a launch of its own in each step.
             lengths = self.after = xp.empty_like(self.lengths.array)
+            if self.table is not None and self.batch_idx is not None:
+                shape = self.batch, self.table.array.shape[1]
+                self.table_after = xp.empty(shape, dtype=xp.int32, device=q.device)
         else:
             lengths = self.lengths_after(xp)
         if self.leftpad is not None:
@@ -620,14 +629,13 @@ class _CachePositions:
                 return self.skip_left(xp, k_cache, v_cache, lengths)
             return self.skip_left_of_pages(xp, q, k_cache, v_cache, lengths)
         options = {"seqlens_k": lengths}
-        table = None if self.table is None else self.table.array
-        if self.batch_idx is not None or (table is None and self.queries.packed):
-            # Each row of a cache without pages is one page.
-            table = self.item_tables(xp, q)
-            table = table.astype(np.int32) if xp is np else table.int()
-        if table is not None:
-            # A kernel follows page numbers as they are.
-            table = table if self.known else table.clamp(0, self.cache_shape[0] - 1)
+        if self.table_after is not None:
+            options["block_table"] = self.table_after
+        elif self.batch_idx is not None or self.table is not None:
+            table = self.item_tables(xp)
+            if not self.known and not q.is_cuda:
+                # CUDA's kernels clamp page numbers themselves; on the CPU wrong ones are errors.
+                table = table.clamp(0, self.cache_shape[0] - 1)
             options["block_table"] = contiguous(table)
         return k_cache, v_cache, options
 
@@ -668,12 +676,13 @@ class _CachePositions:
         at = at.clip(0, max(self.capacity - 1, 0))
         page = at // max(self.page_size, 1)
         if self.table is None:
-            pages = self.item_tables(xp, q) + 0 * page
+            rows = _arange(xp, self.batch, q) if self.batch_idx is None else self.batch_idx.array
+            pages = rows[:, None] + 0 * page
         elif xp is np:
-            pages = np.take_along_axis(self.item_tables(xp, q), page, 1)
+            pages = np.take_along_axis(self.item_tables(xp), page, 1)
         else:
-            pages = self.item_tables(xp, q).gather(1, page)
-        pages = pages.clip(0, max(self.cache_shape[0] - 1, 0))
+            pages = self.item_tables(xp).gather(1, page)
+        pages = _as_int64(xp, pages).clip(0, max(self.cache_shape[0] - 1, 0))
         rows_apart = _rows_from_page_to_page(k_cache, v_cache)
         table = pages * rows_apart + at % max(self.page_size, 1)
         left = lengths - self.leftpad.array
@@ -858,9 +867,9 @@ def flash_attn_with_kvcache(
     positions are checked if the host knows them: on the CPU always; on CUDA if they are given as
     numbers, lists or arrays in host memory. In CUDA memory, wrong values have these effects. New
     keys beyond the capacity, or whose row or page is not in the cache, are not written. Lengths are
-    clamped to 0 and the capacity, rows and pages to the nearest one in the cache, and positions to
-    the last row of rotary_cos. With the environment variable FA_CHECK=1 these values are checked as
-    well, which waits for the device.
+    clamped to 0 and the capacity, and positions to the last row of rotary_cos. For a row or page
+    that is not in the cache, other keys of the cache or zeros are read. With the environment
+    variable FA_CHECK=1 these values are checked as well, which waits for the device.
     """
     xp = _namespace("q", q)
     options: dict[str, Any] = {}
@@ -971,6 +980,8 @@ def flash_attn_with_kvcache(
             cached.append(xp, q, ((k_cache, k), (v_cache, v)))
             if cached.after is not None:
                 cached.after.copy_(cached.lengths_after(xp))
+            if cached.table_after is not None:
+                cached.table_after.copy_(cached.item_tables(xp))
         if qv is not None:
             keys = join_qv(apart[0], qv, apart[1], values)[1]  # a copy lacks the new keys
     try:
