@@ -227,6 +227,39 @@ def _check_rotary(cos, sin, new, q):
         )
 
 
+def _check_scales(q, scales, caches, new, write, extras, others):
+    """k_scale and v_scale, and whether new keys' scales are written to them. new: new keys and
+    values; others: arguments with which there are no scales of their own for each token."""
+    if write and new[0] is None:
+        raise ValueError("write_scales is True: expected False, as k is None")
+    for letter, scale, cache, x in zip("kv", scales, caches, new):
+        name = f"{letter}_scale"
+        if scale is None:
+            if write:
+                raise ValueError(f"{name} is None: expected an array, as write_scales is True")
+            continue
+        if extras.get(f"{letter}_descale") is not None:
+            raise ValueError(f"{name} is given with {letter}_descale: expected one of them")
+        _namespace(name, scale, q)
+        shape, whole = tuple(scale.shape), (*cache.shape[:3], 1)
+        right = len(shape) == 4 and all(
+            n in ((m,) if write else (m, 1)) for n, m in zip(shape, whole)
+        )
+        if not right:
+            wanted = "as write_scales is True" if write else "or 1 in place of any of them"
+            raise ValueError(f"{name}.shape is {shape}: expected {whole}, {wanted}")
+        if write and x.dtype == cache.dtype and cache.dtype.itemsize == 1:
+            raise ValueError(
+                f"write_scales is True and {letter}.dtype is {x.dtype}, as {letter}_cache's: "
+                "expected a type that is not scaled yet"
+            )
+        for other, value in others.items():
+            if value is not None and (other == "qv" or shape[:2] != (1, 1)):
+                raise UnsupportedError(
+                    f"{name}.shape is {shape} and {other} is given: expected no {other}"
+                )
+
+
 # ---- Lengths and positions ----------------------------------------------------------------------
 
 
@@ -526,10 +559,16 @@ class _CachePositions:
         for cache, new in caches:
             cache[rows, at] = _as_type_of(xp, new, cache)
 
-    def divide(self, xp, q, new, cache, descale):
-        """New keys or values as an 8-bit cache stores them: divided by descale (batch, heads_kv),
-        by which its elements are multiplied. New ones of the cache's type are not changed."""
-        if descale is None or new.dtype == cache.dtype or not self.writes() or self.batch == 0:
+    def divide(self, xp, q, new, cache, descale, scale):
+        """New keys or values as an 8-bit cache stores them: divided by what its elements are
+        multiplied by, descale (batch, heads_kv), or scale, which has the cache's axes and one
+        column. New ones of the cache's type are not changed."""
+        if new.dtype == cache.dtype or not self.writes() or self.batch == 0:
+            return new
+        if scale is not None:
+            rows, at = self.find(xp, q)[:2]
+            return new / scale[rows.clip(0, scale.shape[0] - 1), at.clip(0, scale.shape[1] - 1)]
+        if descale is None:
             return new
         each = descale[self.new.locate(xp, q)[0]] if self.new.packed else descale[:, None]
         return new / each[..., None]
@@ -543,9 +582,10 @@ class _CachePositions:
             descale = descale[:1]
         return descale[:, None, :, None]
 
-    def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary, descales):
+    def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary, descales, scales, write):
         """Writes the new keys and values and the new lengths by fa_append, in one launch on CUDA.
-        With rotary, the options of the rotary embedding, it also rotates keys and queries. Returns
+        With rotary, the options of the rotary embedding, it also rotates keys and queries. scales:
+        of the caches, or None; write: it also computes those of the new keys and values. Returns
         the queries, or None if fa_append cannot be used: then nothing is written."""
         if not self.known and not q.is_cuda:
             return None  # on the CPU the library looks at the numbers, and wrong ones are errors
@@ -553,15 +593,18 @@ class _CachePositions:
             return None
         if not _can_append(xp, k, v, k_cache, v_cache, ("float8_e4m3fn", "int8")):
             return None
-        scales = [None if x is None else self.scale_of_blocks(x) for x in descales]
-        if any(x is not None and scale is None for x, scale in zip(descales, scales)):
-            scales = None, None
+        of_items = [None if x is None else self.scale_of_blocks(x) for x in descales]
+        if any(x is not None and scale is None for x, scale in zip(descales, of_items)):
+            if write:
+                return None
             k, v = (
-                self.divide(xp, q, new, cache, x)
+                self.divide(xp, q, new, cache, x, None)
                 for new, cache, x in zip((k, v), (k_cache, v_cache), descales)
             )
+            of_items = None, None
             if k.dtype != v.dtype:
                 return None
+        scales = [one if one is not None else other for one, other in zip(scales, of_items)]
         options = {
             "lengths": self.lengths,
             "cache_index": self.batch_idx,
@@ -584,6 +627,8 @@ class _CachePositions:
         for name, scale in zip(("k_scale", "v_scale"), scales):
             if scale is not None:
                 options[name] = scale
+        if write:
+            options["write_scales"] = True
         if xp is np:
             _core.append(k, v, k_cache, v_cache, "bshd", **options)
         elif not _functional._torch().append(k, v, k_cache, v_cache, options):
@@ -841,7 +886,7 @@ def flash_attn_with_kvcache(
             size, heads_kv, dim); pages of any size.
         k, v: (batch, n_new, heads_kv, dim), or with cu_seqlens_k_new (total_new, heads_kv, dim):
             written after the cache's cache_seqlens keys. In an 8-bit cache they are divided by
-            k_descale and v_descale, unless they have its type.
+            k_descale and v_descale, or k_scale and v_scale, unless they have its type.
         rotary_cos, rotary_sin: (length, rotary dim / 2), rotary dim up to dim. Row i of k has the
             position cache_seqlens + i. So has row i of q if causal or with a window; else all rows
             of q have the position cache_seqlens. Positions count from the start of the cache's row,
@@ -857,6 +902,11 @@ def flash_attn_with_kvcache(
             cu_seqlens_q (heads, total_q).
         extras: FlashAttention 3's page_table (block_table), cu_seqlens_q and cu_seqlens_k_new
             (int32 (batch + 1): where each item's queries and new keys start, and the end),
+            k_scale and v_scale (instead of k_descale and v_descale: float32 with the axes of
+            k_cache and v_cache, the last of extent 1, any other of extent 1 or the cache's: for
+            example a scale for each token and head; also for the new keys), write_scales (True:
+            each new key and value gets the scale with which its largest element just fits, which
+            is written to k_scale or v_scale),
             max_seqlen_q (a bound), rotary_seqlens (int32 (batch): the first position for the rotary
             embedding, instead of cache_seqlens), and those of flash_attn_func.
         The others: as flash_attn_func's.
@@ -886,6 +936,9 @@ def flash_attn_with_kvcache(
     rotary_seqlens = extras.pop("rotary_seqlens", None)
     max_seqlen_q, out = extras.pop("max_seqlen_q", None), extras.pop("out", None)
     qv = take_extra(extras, "qv", "q_v")
+    scales = extras.pop("k_scale", None), extras.pop("v_scale", None)
+    write_scales = extras.pop("write_scales", None) or False
+    check_flag("write_scales", write_scales)
     add_extras(options, extras, "flash_attn_with_kvcache", (q, k_cache, v_cache))
     if out is not None:
         options["out"] = out
@@ -902,6 +955,12 @@ def flash_attn_with_kvcache(
     if k is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens is None: expected where to append k and v")
     _check_rotary(rotary_cos, rotary_sin, k, q)
+    if write_scales or any(x is not None for x in scales):
+        others = {"qv": qv, "cache_leftpad": cache_leftpad}
+        _check_scales(q, scales, (k_cache, v_cache), (k, v), write_scales, extras, others)
+        for name, scale in zip(("k_scale", "v_scale"), scales):
+            if scale is not None:
+                options[name] = scale
 
     given = block_table, page_table, cache_seqlens, cache_batch_idx, cache_leftpad
     packing = cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens
@@ -969,12 +1028,19 @@ def flash_attn_with_kvcache(
         ]
         turned = None
         if at_once:
-            turned = cached.append_at_once(xp, q, k, v, k_cache, v_cache, rotary, descales)
+            turned = cached.append_at_once(
+                xp, q, k, v, k_cache, v_cache, rotary, descales, scales, write_scales
+            )
         if turned is not None:
             q = turned
         else:
-            k = cached.divide(xp, q, k, k_cache, descales[0])
-            v = cached.divide(xp, q, v, v_cache, descales[1])
+            if write_scales and cached.writes():
+                raise UnsupportedError(
+                    "write_scales is True: expected False under torch.compile, where gradients "
+                    "are recorded, and for new keys that fa_append does not take"
+                )
+            k = cached.divide(xp, q, k, k_cache, descales[0], scales[0])
+            v = cached.divide(xp, q, v, v_cache, descales[1], scales[1])
             if rotary and at_once:
                 q, k = _rotate_both(xp, q, k, rotary, cached)
             cached.append(xp, q, ((k_cache, k), (v_cache, v)))
