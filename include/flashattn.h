@@ -223,9 +223,9 @@ enum {
  * On the CPU, wrong lengths, cumulative lengths, table entries and rows of fa_weights are an error that
  * names the array, the index and the value. On CUDA they lie in device memory, which the host does not
  * read. Kernels clamp a length to the range from 0 to what the tensor or the block table has room for,
- * so that reads and writes stay inside. Page numbers are used as they are. max_seqlen_q and max_seqlen_k
- * are trusted: query rows beyond max_seqlen_q may be left unwritten. FA_CHECK=1 (section 7) finds wrong
- * values on CUDA as well.
+ * and a page number that is not in the cache stands for another page or for zeros, so that reads and
+ * writes stay inside. max_seqlen_q and max_seqlen_k are trusted: query rows beyond max_seqlen_q may be left
+ * unwritten. FA_CHECK=1 (section 7) finds wrong values on CUDA as well.
  */
 typedef struct fa_options {
     /* sizeof(fa_options) as compiled by the caller; 0 means the size in version 0.1. Fields beyond
@@ -455,6 +455,11 @@ typedef struct fa_append_options {
      * plus the number of new keys, at most what the cache has room for after the padding, and 0 if
      * lengths[b] is negative. Attention after this call can take it as seqlens_k. NULL: none */
     int32_t *lengths_after;
+
+    /* (B, block_table_stride), written: the row of block_table that each sequence has. On CUDA a wrong
+     * cache_index[b] gives the nearest row. Attention after this call can take it as block_table. NULL:
+     * none */
+    int32_t *block_table_after;
 } fa_append_options;
 
 #ifdef __cplusplus

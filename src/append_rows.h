@@ -24,7 +24,7 @@ typedef struct fa_append_arrays {
     const int32_t *lengths, *left_padding, *cache_index;
     const int32_t *cu_seqlens_new, *seqlens_new, *cu_seqlens_q, *seqlens_q;
     const int32_t *block_table, *rotary_positions;
-    int32_t *lengths_after; /* written, or NULL */
+    int32_t *lengths_after, *block_table_after; /* written, or NULL */
 } fa_append_arrays;
 
 /* A row of the new keys or of the queries: its sequence, and its index in the sequence. */
@@ -83,6 +83,15 @@ FA_SHARED_FUNCTION int32_t fa_append_length_after(const fa_append_arrays *a, int
     if (room > INT32_MAX) room = INT32_MAX;
     if (length < 0 || room < 0) return 0;
     return (int32_t)(after < room ? after : room);
+}
+
+/* Entry i of the row of the block table that sequence b has; of the nearest row if it has none. */
+FA_SHARED_FUNCTION int32_t fa_append_table_entry(const fa_append_arrays *a, int64_t b, int64_t i)
+{
+    int64_t row = a->cache_index ? a->cache_index[b] : b;
+    if (row >= a->block_table_rows) row = a->block_table_rows - 1;
+    if (row < 0) row = 0;
+    return a->block_table[row * a->block_table_stride + i];
 }
 
 /* The place of a new key: entry of axis 0 and row of axis 1 of the cache. False: it would be outside the cache. */

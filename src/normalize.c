@@ -1180,6 +1180,8 @@ static const struct append_array {
     {"options.block_table", offsetof(fa_append_options, block_table), false, false, false},
     {"options.rotary_positions", offsetof(fa_append_options, rotary_positions), false, true, false},
     {"options.lengths_after", offsetof(fa_append_options, lengths_after), false, false, true},
+    {"options.block_table_after", offsetof(fa_append_options, block_table_after), false, false,
+     true},
 };
 enum { APPEND_ARRAYS = sizeof append_arrays / sizeof append_arrays[0] };
 
@@ -1211,6 +1213,8 @@ static fa_status check_append_companions(const fa_append_options *o)
                "options.block_table_stride is %" PRId64 " and block_table_rows %" PRId64
                ": expected 0 without options.block_table",
                o->block_table_stride, o->block_table_rows);
+    FA_REQUIRE(o->block_table || !o->block_table_after,
+               "options.block_table_after is set: expected NULL without options.block_table");
     for (int i = 0; i < APPEND_ARRAYS; i++) {
         const int32_t *data = append_array_of(o, i);
         FA_REQUIRE(!data || o->q || !append_arrays[i].wants_q,
@@ -1292,7 +1296,8 @@ static fa_status set_cache(const fa_append_call *c, fa_append_problem *p)
         FA_REQUIRE(multiply(a->block_table_stride, a->cache_rows, &entries) &&
                        entries <= EXTENT_MAX &&
                        multiply(a->block_table_stride, a->block_table_rows, &entries) &&
-                       entries <= EXTENT_MAX,
+                       entries <= EXTENT_MAX &&
+                       multiply(a->block_table_stride, a->batch, &entries) && entries <= EXTENT_MAX,
                    "options.block_table_stride is %" PRId64 " with %" PRId64
                    " rows and pages of %" PRId64 " keys (k_cache.shape[1]): expected products up "
                    "to 2^60",
@@ -1392,12 +1397,17 @@ static fa_status check_append_aliasing(const fa_append_call *c, const fa_append_
     const fa_append_arrays *a = &p->arrays;
     const int64_t entry = (int64_t)sizeof(int32_t);
     const bool write = o->flags & FA_WRITE_SCALES;
-    const int64_t bytes[APPEND_ARRAYS] = {
-        a->batch * entry, a->batch * entry,
-        a->batch * entry, (a->batch + 1) * entry,
-        a->batch * entry, (a->batch + 1) * entry,
-        a->batch * entry, a->block_table_stride * a->block_table_rows * entry,
-        a->batch * entry, a->batch * entry};
+    const int64_t bytes[APPEND_ARRAYS] = {a->batch * entry,
+                                          a->batch * entry,
+                                          a->batch * entry,
+                                          (a->batch + 1) * entry,
+                                          a->batch * entry,
+                                          (a->batch + 1) * entry,
+                                          a->batch * entry,
+                                          a->block_table_stride * a->block_table_rows * entry,
+                                          a->batch * entry,
+                                          a->batch * entry,
+                                          a->batch * a->block_table_stride * entry};
     regions r;
     r.count = 0;
     add_tensor(&r, "k_new", c->k_new, false);
@@ -1534,6 +1544,7 @@ static void set_append_arrays(const fa_append_options *o, fa_append_arrays *a)
     a->block_table = o->block_table;
     a->rotary_positions = o->rotary_positions;
     a->lengths_after = o->lengths_after;
+    a->block_table_after = o->block_table_after;
 }
 
 /* Rows times heads must be countable. */

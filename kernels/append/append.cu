@@ -124,19 +124,26 @@ FA_DEVICE bool find_item(const fa_append_params *p, const fa_append_kind *k, int
     return true;
 }
 
-FA_DEVICE void write_lengths(const fa_append_arrays *a)
+/* The lengths and the table of the attention that follows. */
+FA_DEVICE void write_arrays(const fa_append_arrays *a)
 {
     const int64_t step = (int64_t)gridDim.x * FA_APPEND_THREADS;
-    if (!a->lengths_after) return;
+    const int64_t first = (int64_t)blockIdx.x * FA_APPEND_THREADS + threadIdx.x;
 #pragma unroll 1
-    for (int64_t b = (int64_t)blockIdx.x * FA_APPEND_THREADS + threadIdx.x; b < a->batch; b += step)
+    for (int64_t b = first; a->lengths_after && b < a->batch; b += step)
         a->lengths_after[b] = fa_append_length_after(a, b);
+#pragma unroll 1
+    for (int64_t n = first; a->block_table_after && n < a->batch * a->block_table_stride;
+         n += step) {
+        const int64_t b = fa_divide(n, a->block_table_stride);
+        a->block_table_after[n] = fa_append_table_entry(a, b, n - b * a->block_table_stride);
+    }
 }
 
 FA_KERNEL __launch_bounds__(FA_APPEND_THREADS)
     append_simt(const __grid_constant__ fa_append_params p)
 {
-    write_lengths(&p.arrays);
+    write_arrays(&p.arrays);
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < p.tasks; task += gridDim.x) {
         int64_t n = task * FA_APPEND_ITEMS + threadIdx.x / 32, before = 0;

@@ -64,6 +64,8 @@ typedef struct fa_attention_params {
     /* Of elements of 8 bits: like k and v, with one column. data NULL: 1. forward_simt and
      * decode_sm80 read them. */
     fa_kernel_view k_scale, v_scale;
+
+    int64_t pages; /* of a cache with a block table, at most 2^31. Without pages max_k is 0 */
 } fa_attention_params;
 
 #endif

@@ -160,14 +160,22 @@ FA_DEVICE fa_range fa_tile_visible(const fa_attention_params *p, const fa_tile *
     return r;
 }
 
+/* A number of the block table, clamped to the pages of the cache: a wrong one leads to some other page.
+ * Not called if the cache has no pages. */
+FA_DEVICE int32_t fa_clamp_page(const fa_attention_params *p, int32_t page)
+{
+    /* Of several ways to write this, nvcc 13.0 spills least with this one. */
+    return page < p->pages ? max(0, page) : (int32_t)p->pages - 1;
+}
+
 /* Row j of a sequence's keys or values: through the page table if there is one. */
 FA_DEVICE const char *fa_key_row(const fa_attention_params *p, const fa_kernel_view *v,
                                  const fa_tile *t, int64_t j)
 {
     if (!p->block_table) return fa_view_row(v, t->block_k, t->start_k + j, t->head_kv);
     const int64_t page = fa_divide(j, p->rows_k), row = j - page * p->rows_k;
-    int64_t block = p->block_table[t->batch * p->block_table_stride + page];
-    return fa_view_row(v, block, row, t->head_kv);
+    const int32_t entry = p->block_table[t->batch * p->block_table_stride + page];
+    return fa_view_row(v, fa_clamp_page(p, entry), row, t->head_kv);
 }
 
 #endif

@@ -37,9 +37,9 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_latent_sm90
     box.row = box.outer = 0;
     if (key >= w->to || key + s->box_rows <= w->from) return box;
     const uint32_t page = (uint32_t)key / (uint32_t)p->rows_k;
-    const int64_t entry = p->block_table[w->tile.batch * p->block_table_stride + page];
+    const int32_t entry = p->block_table[w->tile.batch * p->block_table_stride + page];
     box.row = key - (int)(page * (uint32_t)p->rows_k);
-    box.outer = (int)fa_max64(0, fa_min64(entry, d->pages - 1)) * s->k_step.block;
+    box.outer = fa_clamp_page(p, entry) * s->k_step.block;
     return box;
 }
 

@@ -78,8 +78,9 @@ typedef struct fa_places {
 FA_DEVICE bool fits(const fa_decode_params *d, const fa_work *w, const fa_kernel_view *v, int unit)
 {
     const bool paged = d->attention.block_table;
-    const int64_t end =
-        paged ? d->pages * v->stride[0] + d->attention.rows_k * v->stride[1] : w->to * v->stride[1];
+    const int64_t end = paged
+                            ? d->attention.pages * v->stride[0] + d->attention.rows_k * v->stride[1]
+                            : w->to * v->stride[1];
     return v->stride[0] >= 0 && v->stride[1] >= 0 && v->stride[1] <= INT32_MAX &&
            end / unit <= UINT32_MAX;
 }
@@ -96,8 +97,7 @@ FA_DEVICE void find_places(const fa_decode_params *d, const fa_work *w, const fa
     p->now = p->next;
     p->next = (fa_place){0, p->row};
     if (some_see(w, tiles->first + n * BLOCK_KEYS + known_key()))
-        p->next.page =
-            max(0, min(p->table[p->number], (int)d->pages - 1)); /* clamped to the cache */
+        p->next.page = fa_clamp_page(&d->attention, p->table[p->number]);
     p->number += p->numbers;
     p->row += p->rows;
     if (p->row >= (int)d->attention.rows_k) {

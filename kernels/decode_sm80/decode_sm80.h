@@ -33,7 +33,6 @@ enum {
 typedef struct fa_decode_params {
     fa_attention_params
         attention;          /* tasks: work tiles. Block b has part b / tasks of number b % tasks */
-    int64_t pages;          /* of the cache, if it has pages */
     int32_t heads, queries; /* of a work tile: query heads of a group, queries of a sequence */
     int32_t chunks;         /* work tiles that share the query heads of a group */
     int32_t parts;          /* the largest number of parts of a sequence's keys */

@@ -78,10 +78,8 @@ FA_DEVICE fa_pages find_pages(const fa_decode_params *d, const fa_work *w, int f
         pages.row[i] = first + copied_row(i);
         if (!p->block_table || !is_seen(w, first + copied_row(i))) continue;
         divide_by_page(first, copied_row(i), (int)p->rows_k, &page, &pages.row[i]);
-        /* A wrong page number is clamped to the cache. */
         pages.number[i] =
-            (int)fa_max64(0, fa_min64(p->block_table[w->tile.batch * p->block_table_stride + page],
-                                      d->pages - 1));
+            fa_clamp_page(p, p->block_table[w->tile.batch * p->block_table_stride + page]);
     }
     return pages;
 }

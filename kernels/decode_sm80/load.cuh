@@ -47,9 +47,7 @@ FA_DEVICE fa_place find_place(const fa_decode_params *d, const fa_work *w,
     fa_place at = {0, first + lane_id() % KEYS};
     if (!p->block_table || !is_seen(tiles, at.row)) return at;
     const uint32_t key = (uint32_t)at.row, size = (uint32_t)p->rows_k, number = key / size;
-    const int64_t page = p->block_table[w->tile.batch * p->block_table_stride + number];
-    at.page =
-        (int)fa_max64(0, fa_min64(page, d->pages - 1)); /* a wrong one is clamped to the cache */
+    at.page = fa_clamp_page(p, p->block_table[w->tile.batch * p->block_table_stride + number]);
     at.row = (int)(key - number * size);
     return at;
 }

@@ -81,7 +81,6 @@ FA_DEVICE void locate(const fa_decode_params *d, const fa_decode_divisors *by, i
         else fa_locate_padded(p, tile, d->queries, t);
         fa_locate_keys(p, t);
     }
-    if (p->block_table && d->pages == 0) t->n_k = 0;
     t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
     w->queries = (int)fa_max64(0, fa_min64(d->queries, t->n_q - t->first));
     w->rows = d->heads * (int)fa_max64(0, fa_min64(d->queries, t->room_q - t->first));

@@ -45,7 +45,7 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params
 FA_DEVICE int page_of(const fa_decode_params *d, const fa_box *box)
 {
     if (!d->attention.block_table) return box->page;
-    return (int)fa_max64(0, fa_min64(box->page, d->pages - 1));
+    return fa_clamp_page(&d->attention, box->page);
 }
 
 #if EIGHT_BITS

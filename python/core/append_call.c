@@ -46,6 +46,7 @@ static const option options[] = {
     {"k_scale", TENSOR, FIELD(k_scale), 0},
     {"v_scale", TENSOR, FIELD(v_scale), 0},
     {"lengths_after", WRITTEN, FIELD(lengths_after), 0},
+    {"block_table_after", WRITTEN, FIELD(block_table_after), 0},
     {"rotary_offset", NUMBER, FIELD(rotary_offset), 0},
     {"threads", THREADS, 0, 0},
     {"stream", IGNORED, 0, 0},   /* call_begin has read it */
@@ -127,6 +128,14 @@ static int read_integers(append_call *a, const option *o, PyObject *value)
     return 0;
 }
 
+static int read_written(append_call *a, const option *o, PyObject *value)
+{
+    const bool table = o->at == FIELD(block_table_after);
+    const int64_t each = table ? a->options.block_table_stride : 1;
+    return call_written_ints(&a->c, o->name, value, count_sequences(a) * each,
+                             (int32_t **)(void *)((char *)&a->options + o->at));
+}
+
 static int read_number(const option *o, PyObject *value, int64_t *number)
 {
     *number = PyLong_AsLongLong(value);
@@ -140,9 +149,7 @@ static int read_option(append_call *a, const option *o, PyObject *value)
 {
     switch (o->kind) {
     case INTS: return read_integers(a, o, value);
-    case WRITTEN:
-        return call_written_ints(&a->c, o->name, value, count_sequences(a),
-                                 &a->options.lengths_after);
+    case WRITTEN: return read_written(a, o, value);
     case FLAG: return call_flag(o->name, value, o->flag, &a->options.flags);
     case TENSOR:
     case ANGLES: return read_tensor(a, o, value);

@@ -99,6 +99,9 @@ class CacheExtras(_AllExtras, total=False):
     cu_seqlens_q: Any
     max_seqlen_q: Any
     rotary_seqlens: Any
+    k_scale: Any
+    v_scale: Any
+    write_scales: Any
 
 
 def with_signature(extras: type) -> Callable[[_Function], _Function]:

@@ -227,6 +227,39 @@ def _check_rotary(cos, sin, new, q):
         )
 
 
+def _check_scales(q, scales, caches, new, write, extras, others):
+    """k_scale and v_scale, and whether new keys' scales are written to them. new: new keys and
+    values; others: arguments with which there are no scales of their own for each token."""
+    if write and new[0] is None:
+        raise ValueError("write_scales is True: expected False, as k is None")
+    for letter, scale, cache, x in zip("kv", scales, caches, new):
+        name = f"{letter}_scale"
+        if scale is None:
+            if write:
+                raise ValueError(f"{name} is None: expected an array, as write_scales is True")
+            continue
+        if extras.get(f"{letter}_descale") is not None:
+            raise ValueError(f"{name} is given with {letter}_descale: expected one of them")
+        _namespace(name, scale, q)
+        shape, whole = tuple(scale.shape), (*cache.shape[:3], 1)
+        right = len(shape) == 4 and all(
+            n in ((m,) if write else (m, 1)) for n, m in zip(shape, whole)
+        )
+        if not right:
+            wanted = "as write_scales is True" if write else "or 1 in place of any of them"
+            raise ValueError(f"{name}.shape is {shape}: expected {whole}, {wanted}")
+        if write and x.dtype == cache.dtype and cache.dtype.itemsize == 1:
+            raise ValueError(
+                f"write_scales is True and {letter}.dtype is {x.dtype}, as {letter}_cache's: "
+                "expected a type that is not scaled yet"
+            )
+        for other, value in others.items():
+            if value is not None and (other == "qv" or shape[:2] != (1, 1)):
+                raise UnsupportedError(
+                    f"{name}.shape is {shape} and {other} is given: expected no {other}"
+                )
+
+
 # ---- Lengths and positions ----------------------------------------------------------------------
 
 
@@ -382,7 +415,8 @@ class _CachePositions:
         self.lengths, self.batch_idx = lengths, batch_idx
         self.leftpad, self.table = leftpad, table
         self.rotary_seqlens = rotary_seqlens
-        self.after = None  # lengths_after() where the library's append writes them
+        # What the library's append writes: lengths_after() and item_tables().
+        self.after = self.table_after = None
         given = [x for x in (lengths, batch_idx, leftpad, table, rotary_seqlens) if x is not None]
         self.known = all(x.host is not None for x in given)
         self.known = self.known and self.queries.known and self.new.known
@@ -483,16 +517,19 @@ class _CachePositions:
             return ends.astype(np.int32) if xp is np else ends.int()
         return xp.where(lengths < 0, 0, ends.clamp(0, self.capacity)).int()
 
-    def item_tables(self, xp, q):
-        """int64 (batch, pages): the pages of each item; in a cache without pages, its row."""
+    def item_tables(self, xp):
+        """int32 (batch, pages): the pages of each item; in a cache without pages, whose rows are
+        pages then, its row. Wrong numbers are left as they are."""
         if self.table is None:
-            rows = self.batch_idx.array if self.batch_idx else _arange(xp, self.batch, q)
-            return _as_int64(xp, rows)[:, None]
-        table = _as_int64(xp, self.table.array)
+            return self.batch_idx.array.reshape(-1, 1)
         if self.batch_idx is None:
-            return table
-        rows = _as_int64(xp, self.batch_idx.array)
-        return table[rows if self.known else rows.clamp(0, table.shape[0] - 1)]
+            return self.table.array
+        table, rows = self.table.array, self.batch_idx.array
+        if xp is np:
+            return table[rows]
+        if not self.known:
+            rows = rows.clamp(0, table.shape[0] - 1)
+        return table.index_select(0, rows)
 
     def find(self, xp, q):
         """For each new key: the row or page and the position in it; and its item, its index among
@@ -501,11 +538,11 @@ class _CachePositions:
         position = at = _as_int64(xp, self.lengths.array)[item] + row
         if not self.known or self.new.packed:  # packed rows behind the last sequence lie anywhere
             at = at.clip(0, max(self.capacity - 1, 0))
-        table = self.item_tables(xp, q)
         if self.table is None:
-            return table[item, 0] + 0 * at, at, item, row, position
-        page, at = table[item, at // self.page_size], at % self.page_size
-        return page, at, item, row, position
+            rows = item if self.batch_idx is None else _as_int64(xp, self.batch_idx.array)[item]
+            return rows + 0 * at, at, item, row, position
+        page = _as_int64(xp, self.item_tables(xp)[item, at // self.page_size])
+        return page, at % self.page_size, item, row, position
 
     def append(self, xp, q, caches):
         """Writes each of the (cache, new keys or values)."""
@@ -522,10 +559,16 @@ class _CachePositions:
         for cache, new in caches:
             cache[rows, at] = _as_type_of(xp, new, cache)
 
-    def divide(self, xp, q, new, cache, descale):
-        """New keys or values as an 8-bit cache stores them: divided by descale (batch, heads_kv),
-        by which its elements are multiplied. New ones of the cache's type are not changed."""
-        if descale is None or new.dtype == cache.dtype or not self.writes() or self.batch == 0:
+    def divide(self, xp, q, new, cache, descale, scale):
+        """New keys or values as an 8-bit cache stores them: divided by what its elements are
+        multiplied by, descale (batch, heads_kv), or scale, which has the cache's axes and one
+        column. New ones of the cache's type are not changed."""
+        if new.dtype == cache.dtype or not self.writes() or self.batch == 0:
+            return new
+        if scale is not None:
+            rows, at = self.find(xp, q)[:2]
+            return new / scale[rows.clip(0, scale.shape[0] - 1), at.clip(0, scale.shape[1] - 1)]
+        if descale is None:
             return new
         each = descale[self.new.locate(xp, q)[0]] if self.new.packed else descale[:, None]
         return new / each[..., None]
@@ -539,9 +582,10 @@ class _CachePositions:
             descale = descale[:1]
         return descale[:, None, :, None]
 
-    def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary, descales):
+    def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary, descales, scales, write):
         """Writes the new keys and values and the new lengths by fa_append, in one launch on CUDA.
-        With rotary, the options of the rotary embedding, it also rotates keys and queries. Returns
+        With rotary, the options of the rotary embedding, it also rotates keys and queries. scales:
+        of the caches, or None; write: it also computes those of the new keys and values. Returns
         the queries, or None if fa_append cannot be used: then nothing is written."""
         if not self.known and not q.is_cuda:
             return None  # on the CPU the library looks at the numbers, and wrong ones are errors
@@ -549,15 +593,18 @@ class _CachePositions:
             return None
         if not _can_append(xp, k, v, k_cache, v_cache, ("float8_e4m3fn", "int8")):
             return None
-        scales = [None if x is None else self.scale_of_blocks(x) for x in descales]
-        if any(x is not None and scale is None for x, scale in zip(descales, scales)):
-            scales = None, None
+        of_items = [None if x is None else self.scale_of_blocks(x) for x in descales]
+        if any(x is not None and scale is None for x, scale in zip(descales, of_items)):
+            if write:
+                return None
             k, v = (
-                self.divide(xp, q, new, cache, x)
+                self.divide(xp, q, new, cache, x, None)
                 for new, cache, x in zip((k, v), (k_cache, v_cache), descales)
             )
+            of_items = None, None
             if k.dtype != v.dtype:
                 return None
+        scales = [one if one is not None else other for one, other in zip(scales, of_items)]
         options = {
             "lengths": self.lengths,
             "cache_index": self.batch_idx,
@@ -575,9 +622,13 @@ class _CachePositions:
             options.update(rotary, queries=q, queries_out=out)
         if self.after is not None:
             options["lengths_after"] = self.after
+        if self.table_after is not None:
+            options["block_table_after"] = self.table_after
         for name, scale in zip(("k_scale", "v_scale"), scales):
             if scale is not None:
                 options[name] = scale
+        if write:
+            options["write_scales"] = True
         if xp is np:
             _core.append(k, v, k_cache, v_cache, "bshd", **options)
         elif not _functional._torch().append(k, v, k_cache, v_cache, options):
@@ -611,8 +662,11 @@ class _CachePositions:
         append_at_once() will be tried before these options are used."""
         on_device = not self.known and is_tensor(q) and q.is_cuda
         if at_once and on_device and self.writes() and self.leftpad is None:
-            # Each operation on lengths would be a launch of its own in each step.
+            # Each operation on lengths or tables would be a launch of its own in each step.
             lengths = self.after = xp.empty_like(self.lengths.array)
+            if self.table is not None and self.batch_idx is not None:
+                shape = self.batch, self.table.array.shape[1]
+                self.table_after = xp.empty(shape, dtype=xp.int32, device=q.device)
         else:
             lengths = self.lengths_after(xp)
         if self.leftpad is not None:
@@ -620,14 +674,13 @@ class _CachePositions:
                 return self.skip_left(xp, k_cache, v_cache, lengths)
             return self.skip_left_of_pages(xp, q, k_cache, v_cache, lengths)
         options = {"seqlens_k": lengths}
-        table = None if self.table is None else self.table.array
-        if self.batch_idx is not None or (table is None and self.queries.packed):
-            # Each row of a cache without pages is one page.
-            table = self.item_tables(xp, q)
-            table = table.astype(np.int32) if xp is np else table.int()
-        if table is not None:
-            # A kernel follows page numbers as they are.
-            table = table if self.known else table.clamp(0, self.cache_shape[0] - 1)
+        if self.table_after is not None:
+            options["block_table"] = self.table_after
+        elif self.batch_idx is not None or self.table is not None:
+            table = self.item_tables(xp)
+            if not self.known and not q.is_cuda:
+                # CUDA's kernels clamp page numbers themselves; on the CPU wrong ones are errors.
+                table = table.clamp(0, self.cache_shape[0] - 1)
             options["block_table"] = contiguous(table)
         return k_cache, v_cache, options
 
@@ -668,12 +721,13 @@ class _CachePositions:
         at = at.clip(0, max(self.capacity - 1, 0))
         page = at // max(self.page_size, 1)
         if self.table is None:
-            pages = self.item_tables(xp, q) + 0 * page
+            rows = _arange(xp, self.batch, q) if self.batch_idx is None else self.batch_idx.array
+            pages = rows[:, None] + 0 * page
         elif xp is np:
-            pages = np.take_along_axis(self.item_tables(xp, q), page, 1)
+            pages = np.take_along_axis(self.item_tables(xp), page, 1)
         else:
-            pages = self.item_tables(xp, q).gather(1, page)
-        pages = pages.clip(0, max(self.cache_shape[0] - 1, 0))
+            pages = self.item_tables(xp).gather(1, page)
+        pages = _as_int64(xp, pages).clip(0, max(self.cache_shape[0] - 1, 0))
         rows_apart = _rows_from_page_to_page(k_cache, v_cache)
         table = pages * rows_apart + at % max(self.page_size, 1)
         left = lengths - self.leftpad.array
@@ -832,7 +886,7 @@ def flash_attn_with_kvcache(
             size, heads_kv, dim); pages of any size.
         k, v: (batch, n_new, heads_kv, dim), or with cu_seqlens_k_new (total_new, heads_kv, dim):
             written after the cache's cache_seqlens keys. In an 8-bit cache they are divided by
-            k_descale and v_descale, unless they have its type.
+            k_descale and v_descale, or k_scale and v_scale, unless they have its type.
         rotary_cos, rotary_sin: (length, rotary dim / 2), rotary dim up to dim. Row i of k has the
             position cache_seqlens + i. So has row i of q if causal or with a window; else all rows
             of q have the position cache_seqlens. Positions count from the start of the cache's row,
@@ -848,6 +902,11 @@ def flash_attn_with_kvcache(
             cu_seqlens_q (heads, total_q).
         extras: FlashAttention 3's page_table (block_table), cu_seqlens_q and cu_seqlens_k_new
             (int32 (batch + 1): where each item's queries and new keys start, and the end),
+            k_scale and v_scale (instead of k_descale and v_descale: float32 with the axes of
+            k_cache and v_cache, the last of extent 1, any other of extent 1 or the cache's: for
+            example a scale for each token and head; also for the new keys), write_scales (True:
+            each new key and value gets the scale with which its largest element just fits, which
+            is written to k_scale or v_scale),
             max_seqlen_q (a bound), rotary_seqlens (int32 (batch): the first position for the rotary
             embedding, instead of cache_seqlens), and those of flash_attn_func.
         The others: as flash_attn_func's.
@@ -858,9 +917,9 @@ def flash_attn_with_kvcache(
     positions are checked if the host knows them: on the CPU always; on CUDA if they are given as
     numbers, lists or arrays in host memory. In CUDA memory, wrong values have these effects. New
     keys beyond the capacity, or whose row or page is not in the cache, are not written. Lengths are
-    clamped to 0 and the capacity, rows and pages to the nearest one in the cache, and positions to
-    the last row of rotary_cos. With the environment variable FA_CHECK=1 these values are checked as
-    well, which waits for the device.
+    clamped to 0 and the capacity, and positions to the last row of rotary_cos. For a row or page
+    that is not in the cache, other keys of the cache or zeros are read. With the environment
+    variable FA_CHECK=1 these values are checked as well, which waits for the device.
     """
     xp = _namespace("q", q)
     options: dict[str, Any] = {}
@@ -877,6 +936,9 @@ def flash_attn_with_kvcache(
     rotary_seqlens = extras.pop("rotary_seqlens", None)
     max_seqlen_q, out = extras.pop("max_seqlen_q", None), extras.pop("out", None)
     qv = take_extra(extras, "qv", "q_v")
+    scales = extras.pop("k_scale", None), extras.pop("v_scale", None)
+    write_scales = extras.pop("write_scales", None) or False
+    check_flag("write_scales", write_scales)
     add_extras(options, extras, "flash_attn_with_kvcache", (q, k_cache, v_cache))
     if out is not None:
         options["out"] = out
@@ -893,6 +955,12 @@ def flash_attn_with_kvcache(
     if k is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens is None: expected where to append k and v")
     _check_rotary(rotary_cos, rotary_sin, k, q)
+    if write_scales or any(x is not None for x in scales):
+        others = {"qv": qv, "cache_leftpad": cache_leftpad}
+        _check_scales(q, scales, (k_cache, v_cache), (k, v), write_scales, extras, others)
+        for name, scale in zip(("k_scale", "v_scale"), scales):
+            if scale is not None:
+                options[name] = scale
 
     given = block_table, page_table, cache_seqlens, cache_batch_idx, cache_leftpad
     packing = cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens
@@ -960,17 +1028,26 @@ def flash_attn_with_kvcache(
         ]
         turned = None
         if at_once:
-            turned = cached.append_at_once(xp, q, k, v, k_cache, v_cache, rotary, descales)
+            turned = cached.append_at_once(
+                xp, q, k, v, k_cache, v_cache, rotary, descales, scales, write_scales
+            )
         if turned is not None:
             q = turned
         else:
-            k = cached.divide(xp, q, k, k_cache, descales[0])
-            v = cached.divide(xp, q, v, v_cache, descales[1])
+            if write_scales and cached.writes():
+                raise UnsupportedError(
+                    "write_scales is True: expected False under torch.compile, where gradients "
+                    "are recorded, and for new keys that fa_append does not take"
+                )
+            k = cached.divide(xp, q, k, k_cache, descales[0], scales[0])
+            v = cached.divide(xp, q, v, v_cache, descales[1], scales[1])
             if rotary and at_once:
                 q, k = _rotate_both(xp, q, k, rotary, cached)
             cached.append(xp, q, ((k_cache, k), (v_cache, v)))
             if cached.after is not None:
                 cached.after.copy_(cached.lengths_after(xp))
+            if cached.table_after is not None:
+                cached.table_after.copy_(cached.item_tables(xp))
         if qv is not None:
             keys = join_qv(apart[0], qv, apart[1], values)[1]  # a copy lacks the new keys
     try:

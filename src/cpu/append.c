@@ -130,6 +130,9 @@ void fa_cpu_append(const fa_append_problem *p)
     const int64_t total = job.end[FA_QUERIES];
     for (int64_t b = 0; a->lengths_after && b < a->batch; b++)
         a->lengths_after[b] = fa_append_length_after(a, b);
+    for (int64_t b = 0; a->block_table_after && b < a->batch; b++)
+        for (int64_t i = 0; i < a->block_table_stride; i++)
+            a->block_table_after[b * a->block_table_stride + i] = fa_append_table_entry(a, b, i);
     if (total == 0) return;
     const int wanted = fa_cpu_threads(p->threads, 8.0 * (double)total * (double)p->d);
     const int threads = fa_team_reserve((int)(wanted < total ? wanted : total));

@@ -49,7 +49,7 @@ void fa_cuda_set_params(const fa_problem *p, const fa_cuda_plan_launch *launch,
     params->heads_kv = p->heads_kv;
     params->rows_q = p->rows_q;
     params->rows_k = p->rows_k;
-    params->max_k = p->n_k;
+    params->max_k = p->block_table && p->blocks_k == 0 ? 0 : p->n_k;
     params->d = (int32_t)p->d;
     params->d_v = (int32_t)p->d_v;
     params->scale = p->scale;
@@ -76,6 +76,7 @@ void fa_cuda_set_params(const fa_problem *p, const fa_cuda_plan_launch *launch,
     params->seqlens_k = p->seqlens_k;
     params->block_table = p->block_table;
     params->block_table_stride = p->block_table_stride;
+    params->pages = !p->block_table ? 0 : p->blocks_k <= INT32_MAX ? p->blocks_k : INT64_C(1) << 31;
     params->q_descale = p->q_descale;
     params->k_descale = p->k_descale;
     /* Also read for rows of no sequence; an empty batch has none. */

@@ -68,8 +68,9 @@ bool fa_cuda_plan_append(const fa_append_problem *p, const fa_cuda_device *devic
     count_items(p, items);
     for (int kind = 0; kind < FA_APPEND_KINDS; kind++) total += items[kind];
     const int64_t tasks = fa_cuda_count_tiles(total, FA_APPEND_ITEMS);
-    /* Without rows there are still lengths to write; any number of blocks does this. */
-    const bool lengths = p->arrays.lengths_after && p->arrays.batch > 0;
-    fa_cuda_set_tasks(l, tasks, tasks > 0 || !lengths ? tasks : 1);
+    /* Without rows there are still lengths and a table to write; any number of blocks does this. */
+    const bool arrays =
+        (p->arrays.lengths_after || p->arrays.block_table_after) && p->arrays.batch > 0;
+    fa_cuda_set_tasks(l, tasks, tasks > 0 || !arrays ? tasks : 1);
     return true;
 }

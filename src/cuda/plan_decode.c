@@ -468,7 +468,6 @@ void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l
         if (has_whole_vectors(&p->k, p->d)) params->attention.k.vector = 16;
         if (has_whole_vectors(&p->v, p->d_v)) params->attention.v.vector = 16;
     }
-    params->pages = p->block_table ? p->blocks_k : 0;
     params->heads = l->decode.heads;
     params->queries = l->decode.queries;
     params->chunks = l->decode.chunks;

@@ -182,6 +182,13 @@ static void make_lengths_after(append_case *c)
     c->o.lengths_after = c->after;
 }
 
+static void make_table_after(append_case *c)
+{
+    c->table = make_integers(c, "block_table_after", c->batch * c->o.block_table_stride);
+    ref_buffers_whole_output(&c->buffers, c->table);
+    c->o.block_table_after = c->table;
+}
+
 static void keep_all(append_case *c)
 {
     size_t bytes = 0;
@@ -236,6 +243,7 @@ void append_case_make(append_case *c, uint64_t seed)
     if (rotary) make_rotary(c, longest);
     if (queries) make_queries(c, blocks_q, rows_q);
     if (once_in(c, 2)) make_lengths_after(c);
+    if (o->block_table && once_in(c, 2)) make_table_after(c);
     keep_all(c);
     snprintf(c->text, sizeof c->text,
              "batch %lld n_new %lld%s n_q %lld%s heads %lld/%lld d %lld d_v %lld k %s to %s v %s, "
@@ -433,9 +441,27 @@ static void check_lengths_after(const append_case *c, ref_report *r)
     }
 }
 
+/* Whatever cache_index holds: the nearest row. */
+static void check_table_after(const append_case *c, ref_report *r)
+{
+    const fa_append_options *o = &c->o;
+    const int64_t stride = o->block_table_stride;
+    const int64_t rows = o->block_table_rows ? o->block_table_rows : c->batch;
+    for (int64_t b = 0; c->table && b < c->batch; b++) {
+        int64_t row = o->cache_index ? o->cache_index[b] : b;
+        row = row < 0 ? 0 : row < rows ? row : rows - 1;
+        for (int64_t i = 0; i < stride; i++)
+            if (c->table[b * stride + i] != o->block_table[row * stride + i])
+                ref_fail(r, "block_table_after[%lld, %lld] is %d, expected %d", (long long)b,
+                         (long long)i, (int)c->table[b * stride + i],
+                         (int)o->block_table[row * stride + i]);
+    }
+}
+
 void append_case_check(append_case *c, ref_report *report)
 {
     check_lengths_after(c, report);
+    check_table_after(c, report);
     check_keys(c, report);
     if (c->o.q) check_queries(c, report);
     ref_buffers_check(&c->buffers, report);
@@ -481,5 +507,6 @@ void append_case_check_inside(const append_case *c, ref_report *report)
                      (long long)b, (long long)after, (long long)before, (long long)least,
                      (long long)room);
     }
+    check_table_after(c, report);
     ref_buffers_check(&c->buffers, report);
 }

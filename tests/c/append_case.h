@@ -16,6 +16,7 @@ typedef struct append_case {
     fa_tensor k_new, v_new, k_cache, v_cache, q, q_out, cos, sin, k_scale, v_scale;
     bool has_v, in_place;
     int32_t *after; /* lengths_after, or NULL */
+    int32_t *table; /* block_table_after, or NULL */
     int64_t batch, n_new, n_q, heads_kv, heads_q, d, d_v;
     int64_t count_new[APPEND_MAX_BATCH], count_q[APPEND_MAX_BATCH]; /* of each sequence */
     char *before; /* all buffers, before the call */

@@ -50,7 +50,9 @@ static void test_wild(void)
             memset(c.count_q, 0, sizeof c.count_q);
             for (int64_t b = 0; c.after && b < c.batch; b++) /* buffers begin with such bytes */
                 CHECK(c.after[b] == -1, "wild case %d: lengths were written", (int)seed);
-            c.after = NULL;
+            for (int64_t i = 0; c.table && i < c.batch * c.o.block_table_stride; i++)
+                CHECK(c.table[i] == -1, "wild case %d: the table was written", (int)seed);
+            c.after = c.table = NULL;
             append_case_check(&c, &report);
         } else {
             append_case_check_inside(&c, &report);
@@ -380,6 +382,10 @@ static void test_pages(void)
             "expected 0 to 1 (rows of options.block_table)");
     REFUSES(s.o.block_table_stride = 2, "options.block_table_stride is 2",
             "without options.block_table");
+    REFUSES(s.o.block_table_after = table, "options.block_table_after is set",
+            "without options.block_table");
+    REFUSES(use_pages(&s); s.o.block_table_after = table + 3, "options.block_table_after at",
+                           "overlaps options.block_table");
     REFUSES(s.o.block_table = (const int32_t *)(const void *)((const char *)table + 2);
             s.o.block_table_stride = 2, "options.block_table is 0x", "aligned to 4 bytes");
 }

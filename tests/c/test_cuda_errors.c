@@ -524,6 +524,45 @@ static void test_caches(void)
     EXPECT(decode(&s), FA_ERROR_ARGUMENT, "v.shape[3] is 576", "expected a head dim from 1 to 512");
 }
 
+/* A decode step over pages is two launches: fa_append, which also writes the lengths and the rows of the table
+ * for the attention that follows. */
+static void test_decode_step(void)
+{
+    enum { SEQUENCES = 4, PAGES = 1024, ENTRIES = 64, TABLE_ROWS = 9, GROUP = 4 };
+    use(0);
+    char *memory = allocate_aligned(64 << 20);
+    int32_t *arrays = (int32_t *)(void *)memory;
+    const fake_cuda_record *record = find_record();
+    setup s = {.o = {.size = sizeof s.o, .device = FA_DEVICE_CUDA}};
+    s.q = fa_bshd(memory + (1 << 20), FA_BFLOAT16, SEQUENCES, 1, GROUP * HEADS, 128);
+    s.out = fa_bshd(memory + (2 << 20), FA_BFLOAT16, SEQUENCES, 1, GROUP * HEADS, 128);
+    const fa_tensor new = fa_bshd(memory + (3 << 20), FA_BFLOAT16, SEQUENCES, 1, HEADS, 128);
+    const fa_append_options append = {.size = sizeof append,
+                                      .device = FA_DEVICE_CUDA,
+                                      .lengths = arrays,
+                                      .cache_index = arrays + 16,
+                                      .block_table = arrays + 1024,
+                                      .block_table_stride = ENTRIES,
+                                      .block_table_rows = TABLE_ROWS,
+                                      .lengths_after = arrays + 32,
+                                      .block_table_after = arrays + 4096};
+    s.o.seqlens_k = append.lengths_after;
+    s.o.block_table = append.block_table_after;
+    s.o.block_table_stride = ENTRIES;
+    s.o.workspace = memory + (48 << 20);
+    s.o.workspace_size = 16 << 20;
+    for (int page = 1; page <= 16; page *= 4) {
+        const int before = record->launches;
+        s.k = fa_bshd(memory + (4 << 20), FA_BFLOAT16, PAGES, page, HEADS, 128);
+        s.v = fa_bshd(memory + (24 << 20), FA_BFLOAT16, PAGES, page, HEADS, 128);
+        CHECK(fa_append(&new, &new, &s.k, &s.v, &append) == FA_OK &&
+                  strcmp(record->last.name, "append_simt") == 0,
+              "pages of %d: %s", page, fa_last_error());
+        CHECK(decode(&s) == FA_OK && record->launches == before + 2, "pages of %d: %s, %d launches",
+              page, fa_last_error(), record->launches - before);
+    }
+}
+
 /* The driver is told that the rounding of dq may overlap the previous kernel. */
 static void test_overlapping_launch(void)
 {
@@ -641,6 +680,7 @@ int main(void)
         failures += run_alone(test_launch) != 0;
         if (strstr(fa_cuda_architectures, "90a")) { /* the fake device's */
             failures += run_alone(test_caches) != 0;
+            failures += run_alone(test_decode_step) != 0;
             failures += run_alone(test_overlapping_launch) != 0;
         }
         failures += run_alone(test_checked_lengths) != 0;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention.h"
 #include "caller_memory.h"
 #include "check.h"
 #include "cuda/plan_backward.h"
@@ -20,6 +21,7 @@
 #include "random_problem.h"
 #include "sample.h"
 #include "scalar.h"
+#include "wild_pages.h"
 
 enum { PROBLEMS = 75 };
 
@@ -349,6 +351,37 @@ static void run_problems(int64_t number, int64_t end)
     }
 }
 
+/* The gradient of the queries, or the weights, of a call like those in wild_pages.h. */
+static fa_tensor compute_wild(wild_call *w, random_pass pass, const int32_t *entries)
+{
+    char message[320] = "";
+    machine m = {.number = 1};
+    random_call *c = &w->call;
+    wild_make(w, FA_FLOAT32);
+    wild_put(w, entries);
+    c->pass = pass;
+    c->num_rows = WILD_QUERIES;
+    c->weights = wild_tensor(w, "weights", FA_FLOAT32, WILD_BATCH, WILD_HEADS, WILD_QUERIES,
+                             WILD_ENTRIES * WILD_PAGE);
+    c->gradients = (fa_gradients)FA_GRADIENTS_INIT;
+    c->gradients.dout = wild_queries(w, "dout", FA_FLOAT32);
+    c->gradients.dq = wild_queries(w, "dq", FA_FLOAT32);
+    const fa_status status = run_once(&m, c, message, sizeof message);
+    CHECK(status == FA_OK, "%s: %s", random_pass_name(pass), message);
+    return pass == RANDOM_WEIGHTS ? c->weights : c->gradients.dq;
+}
+
+static void test_wild_tables(random_pass pass)
+{
+    const int32_t wild[WILD_ENTRIES] = {INT32_MIN, -1, 3, WILD_PAGES, INT32_MAX},
+                  nearest[WILD_ENTRIES] = {0, 0, 3, WILD_PAGES - 1, WILD_PAGES - 1};
+    wild_call right, wrong;
+    const fa_tensor x = compute_wild(&right, pass, nearest), y = compute_wild(&wrong, pass, wild);
+    CHECK(same_bits(&x, &y), "%s: another result with wild pages", random_pass_name(pass));
+    ref_buffers_free(&right.buffers);
+    ref_buffers_free(&wrong.buffers);
+}
+
 int main(int argc, char **argv)
 {
     const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
@@ -358,6 +391,8 @@ int main(int argc, char **argv)
     if (sample_begin(argc > 1)) run_problems(number, end);
     sample_found();
     run_problems(number, end);
+    test_wild_tables(RANDOM_BACKWARD);
+    test_wild_tables(RANDOM_WEIGHTS);
     if (argc == 1) sample_end(kernels, runs);
     return test_end();
 }

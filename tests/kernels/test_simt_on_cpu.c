@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "forward_on_cpu.h"
+#include "wild_pages.h"
 
 /* One problem in CLASS_EVERY is from each class that "anything" does not include. */
 enum { PROBLEMS = 200, CLASS_EVERY = 10 };
@@ -97,6 +98,8 @@ int main(int argc, char **argv)
     if (sample_begin(argc > 1)) run_problems(number, end);
     sample_found();
     run_problems(number, end);
+    test_wild_pages(attend, &(int64_t){1}, FA_FLOAT32, true);
+    test_wild_pages(attend, &(int64_t){0}, FA_BFLOAT16, true);
     if (argc == 1) sample_end(kernels, runs);
     return test_end();
 }

@@ -14,6 +14,7 @@
 #include "cuda/plan_sm80.h"
 #include "float32_on_cpu.h"
 #include "forward_on_cpu.h"
+#include "wild_pages.h"
 
 enum { PROBLEMS = 150, FLOAT32_PROBLEMS = 16 };
 
@@ -132,6 +133,9 @@ static void test_single_problems(void)
     test_infinities(attend, FA_PRECISION_FLOAT32, 64);
     test_nan_key(attend, FA_PRECISION_TF32, 64);
     test_nan_key(attend, FA_PRECISION_FLOAT32, 64);
+    const fa_dtype dtypes[] = {FA_FLOAT16, FA_BFLOAT16, FA_FLOAT32};
+    for (int n = 0; n < 3; n++) test_wild_pages(attend, &(int64_t){n % 2}, dtypes[n], true);
+    test_wild_pages(attend, &(int64_t){3}, FA_FLOAT16, true); /* sm75 */
 }
 
 /* Problems of 16-bit types from a number on, with the known ones after the first ones. Returns the

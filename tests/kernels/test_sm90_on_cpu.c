@@ -25,6 +25,7 @@
 #include "float32_on_cpu.h"
 #include "forward_on_cpu.h"
 #include "hopper_units.h"
+#include "wild_pages.h"
 
 enum {
     PROBLEMS = 1800,
@@ -334,6 +335,16 @@ static void test_rounding(void)
     attention_free(&a);
 }
 
+/* TMA gives zeros in place of a page that is not in the cache. */
+static void test_wild_tables(void)
+{
+    test_wild_pages(attend, &(int64_t){1}, FA_FLOAT16, false);
+    test_wild_pages(attend, &(int64_t){2}, FA_BFLOAT16, false);
+    family_name = "f16x3_sm90";
+    test_wild_pages(attend, &(int64_t){1}, FA_FLOAT32, false);
+    family_name = "sm90";
+}
+
 static void test_tf32(void)
 {
     family_name = "tf32_sm90";
@@ -481,6 +492,7 @@ int main(int argc, char **argv)
     const int done = run_problems(settings, &number, begin, count);
     test_tf32();
     test_f16x3();
+    test_wild_tables();
     if (argc == 1) sample_end(kernels, runs);
     CHECK(dynamic || argc > 1, "no problem had a dynamic schedule");
     if (argc > 2) {

@@ -537,6 +537,128 @@ def test_new_keys_in_a_cache_of_8_bits(rng, monkeypatch, dtype, cache, packed, o
     close(out.reshape(expected.shape).numpy(), expected)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("cache", ["rows", "batch_idx", "paged"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("how", ["given", "one by one", "written", "as stored"])
+def test_a_scale_for_each_token_and_head(rng, monkeypatch, dtype, cache, packed, how):
+    """how: scales of new keys are given (and these are written by fa_append, or by PyTorch), or
+    computed; or new keys have the cache's type."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
+    from flashattn import _kvcache
+
+    if how == "one by one":
+        monkeypatch.setattr(_kvcache, "_can_append", lambda *arguments: False)
+    kind, largest = getattr(torch, dtype), 448 if dtype == "float8_e4m3fn" else 127
+    shape = (2 if cache == "rows" else 6, 4, 2)
+    before = [torch.tensor(rng.integers(-99, 99, (*shape, 8))).float().to(kind) for _ in range(2)]
+    scales = [torch.tensor(rng.uniform(0.01, 0.05, (*shape, 1)).astype(np.float32)) for _ in "kv"]
+    caches, given_scales = [x.clone() for x in before], [x.clone() for x in scales]
+    q, k, v = draw(rng, (2, 2, 4, 8), *[(2, 2, 2, 8)] * 2)
+    lengths, places = [1, 2], [[(0, i) for i in range(4)], [(1, i) for i in range(4)]]
+    given = {
+        "cache_seqlens": torch.tensor(lengths),
+        "causal": True,
+        "write_scales": how == "written",
+    }
+    if cache == "batch_idx":
+        given["cache_batch_idx"] = torch.tensor([4, 1])
+        places = [[(row, i) for i in range(4)] for row in (4, 1)]
+    elif cache == "paged":
+        given["block_table"] = torch.tensor([[4, 2], [1, 3]])
+        places = [[(page, i) for page in pages for i in range(4)] for pages in ((4, 2), (1, 3))]
+    if packed:
+        given["cu_seqlens_q"] = given["cu_seqlens_k_new"] = torch.tensor([0, 2, 4])
+    rows = [torch.tensor(x.reshape(4, *x.shape[2:]) if packed else x) for x in (q, k, v)]
+    if how == "as stored":
+        rows[1:] = [(20 * x).to(kind) for x in rows[1:]]
+    out = flashattn.flash_attn_with_kvcache(
+        rows[0], *caches, *rows[1:], k_scale=scales[0], v_scale=scales[1], **given
+    )
+
+    held = []  # keys and values of each item, from what the cache holds
+    for got, old, scale, old_scale, new in zip(caches, before, scales, given_scales, rows[1:]):
+        appended = np.zeros(shape[:2], bool)
+        for b in range(2):
+            for i, place in enumerate(places[b][lengths[b] : lengths[b] + 2]):
+                appended[place] = True
+                row = new.reshape(2, 2, 2, 8)[b, i].double().numpy()
+                factor = scale[place].double().numpy()
+                if how == "written":
+                    close(factor[:, 0], np.abs(row).max(-1) / largest)
+                if how == "as stored":
+                    assert np.array_equal(got[place].float(), row)
+                    continue
+                number = np.clip(row / factor, -largest, largest)
+                rounding = np.maximum(np.abs(number) / 16, 2**-10) if largest == 448 else 0.5
+                assert (np.abs(got[place].double().numpy() - number) <= 1.001 * rounding).all()
+        assert np.array_equal(got.float()[~appended], old.float()[~appended])
+        unchanged = ~appended if how == "written" else ~appended | True
+        assert np.array_equal(scale[unchanged], old_scale[unchanged])
+        true = (got.double() * scale).numpy()
+        held.append([np.stack([true[at] for at in places[b][: lengths[b] + 2]]) for b in range(2)])
+    for b, mine in enumerate(out.reshape(2, 2, 4, 8)):
+        keys, values = (x[b][None] for x in held)
+        right = reference.attention(q[b : b + 1], keys, values, causal=True)[0][0]
+        close(mine.numpy(), right)
+
+
+def test_wrong_scales_of_tokens(rng):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
+    q, k, scale = torch.zeros(2, 1, 2, 8), torch.zeros(2, 1, 1, 8), torch.ones(2, 9, 1, 1)
+    caches = [torch.zeros(2, 9, 1, 8, dtype=torch.int8) for _ in range(2)]
+    refused = [
+        ({"k_scale": scale[:, :4]}, ValueError, r"k_scale.shape is \(2, 4, 1, 1\): .* or 1 in"),
+        ({"v_scale": scale[..., 0]}, ValueError, r"v_scale.shape is \(2, 9, 1\)"),
+        ({"k_scale": scale.numpy()}, TypeError, "k_scale is of type ndarray: expected Tensor"),
+        ({"k_scale": scale, "k_descale": scale[:, 0, :, 0]}, ValueError, "with k_descale"),
+        ({"k_scale": scale.double()}, ValueError, "k_scale.dtype .*: expected float32"),
+        ({"write_scales": True, "k_scale": scale}, ValueError, "v_scale is None"),
+        ({"write_scales": "yes"}, TypeError, "write_scales is 'yes'"),
+        (
+            {"write_scales": True, "k_scale": scale[:1], "v_scale": scale},
+            ValueError,
+            "k_scale.shape is .* as write_scales is True",
+        ),
+        ({"v_scale": scale, "qv": q}, flashattn.UnsupportedError, "expected no qv"),
+        (
+            {"v_scale": scale, "cache_leftpad": torch.tensor([0, 1])},
+            flashattn.UnsupportedError,
+            "expected no cache_leftpad",
+        ),
+    ]
+    for more, error, text in refused:
+        for new in ((k + 1, k + 1), (None, None)):
+            if new[0] is None and "write_scales" in more:
+                text = "write_scales is"
+                error = (TypeError, ValueError)
+            with pytest.raises(error, match=text):
+                flashattn.flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=3, **more)
+            assert not any(x.any() for x in caches)
+    written = {"write_scales": True, "k_scale": scale, "v_scale": scale.clone()}
+    with pytest.raises(ValueError, match="k.dtype is torch.int8, as k_cache's"):
+        flashattn.flash_attn_with_kvcache(
+            q, *caches, *[k.to(torch.int8)] * 2, cache_seqlens=3, **written
+        )
+    with pytest.raises(flashattn.UnsupportedError, match="write_scales is True: expected False"):
+        flashattn.flash_attn_with_kvcache(
+            q,
+            *caches,
+            k,
+            k,
+            cache_seqlens=3,
+            **written,
+            rotary_cos=torch.ones(9, 4, dtype=torch.float64),
+            rotary_sin=torch.ones(9, 4, dtype=torch.float64),
+        )
+    assert not any(x.any() for x in caches) and (scale == 1).all()
+    one = torch.full((1, 1, 1, 1), 0.5)  # one scale is right with left padding, too
+    caches[0][:], caches[1][:] = 3, 4
+    given = {"cache_seqlens": 5, "cache_leftpad": torch.tensor([0, 1])}
+    out = flashattn.flash_attn_with_kvcache(q + 1, *caches, k_scale=one, v_scale=one, **given)
+    assert torch.allclose(out, torch.full_like(out, 2))
+
+
 def test_qv_with_two_scales_is_refused(rng):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
     q, qv, cache, new = (

@@ -212,29 +212,88 @@ def test_lengths_of_a_device_after_the_call(monkeypatch, new):
     assert after.dtype is torch.int32 and after.tolist() == expected.tolist()
 
 
+# The shapes of the arguments of a decode step of three items, beside cache_seqlens.
+STEPS = {
+    "contiguous": {},
+    "pages": {"block_table": (3, 4)},
+    "rows": {"cache_batch_idx": (3,)},
+    "rows of pages": {"block_table": (5, 4), "cache_batch_idx": (3,)},
+    "packed": {"cu_seqlens_q": (4,)},
+    "packed, pages": {"cu_seqlens_q": (4,), "block_table": (3, 4)},
+    "packed, rows of pages": {
+        "cu_seqlens_q": (4,),
+        "block_table": (5, 4),
+        "cache_batch_idx": (3,),
+    },
+}
+
+
 @needs_torch
-def test_a_decode_step_has_no_launches_beside(monkeypatch):
-    """If lengths are on a device, each operation on them would be a launch in each layer, so the
-    library's append writes them."""
+@pytest.mark.parametrize("step", STEPS)
+def test_a_decode_step_has_no_launches_beside(monkeypatch, step):
+    """Where lengths and tables are on a device, each operation on them would be a launch in each
+    layer: the library's append writes what attention needs. Nothing runs here; append and attention
+    note down that they are called, and tests of the C API count their launches."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    monkeypatch.setattr(flashattn._kvcache, "_on_host", lambda x, traced: None)
-    counted = []
+    kvcache, called, counted = flashattn._kvcache, [], []
+    monkeypatch.setattr(kvcache, "_on_host", lambda x, traced: None)
+    monkeypatch.setattr(kvcache, "_is_traced", lambda *tensors: False)
+    monkeypatch.setattr(kvcache, "_share_elements", lambda xp, a, b: False)
+    monkeypatch.setattr(kvcache, "_apart", lambda xp, arrays, caches: arrays)
+    monkeypatch.setattr(kvcache, "_check_attention", lambda *arguments: None)
+
+    def append(k, v, k_cache, v_cache, options):
+        called.append(options)
+        return True
+
+    def attend(*arguments, **options):
+        called.append(options)
+        return (arguments[0], None)
+
+    monkeypatch.setattr(flashattn._functional._torch(), "append", append)
+    monkeypatch.setattr(kvcache, "attend", attend)
 
     class Count(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), named=None):
             counted.append(function)
             return function(*arguments, **(named or {}))
 
+    given = STEPS[step]
     with FakeTensorMode():
-        q, cache = (torch.zeros(9, n, 1, 8, device="cuda") for n in (1, 6))
-        cached = positions_of(q, cache, torch.zeros(9, dtype=torch.int32, device="cuda"), 1)
+        packed = "cu_seqlens_q" in given
+        q = torch.zeros(*([3] if packed else [3, 1]), 2, 8, device="cuda")
+        k = torch.zeros(3, 1, 1, 8, device="cuda")
+        blocks = 3 if step in ("contiguous", "packed") else 20
+        caches = [torch.zeros(blocks, 6, 1, 8, device="cuda") for _ in range(2)]
+        cos, sin = (torch.zeros(24, 4, device="cuda") for _ in range(2))
+        integers = {
+            name: torch.zeros(shape, dtype=torch.int32, device="cuda")
+            for name, shape in {"cache_seqlens": (3,), **given}.items()
+        }
         with Count():
-            _, _, options = cached.options(torch, q, cache, cache, True)
-        launched = {x.name() for x in counted} - {"prim::device", "aten::empty_like"}
-        assert not launched, counted
-        assert options["seqlens_k"] is cached.after
+            flashattn.flash_attn_with_kvcache(
+                q,
+                *caches,
+                k,
+                k,
+                cos,
+                sin,
+                causal=True,
+                max_seqlen_q=1 if packed else None,
+                **integers,
+            )
+    appended, attended = called
+    views = {"prim::device", "aten::view", "aten::slice.Tensor", "aten::detach"}
+    allocations = {"aten::empty_like", "aten::empty.memory_format"}
+    launched = {x.name() for x in counted} - views - allocations
+    assert not launched, counted
+    assert attended["seqlens_k"] is appended["lengths_after"]
+    if step.endswith("rows of pages"):
+        assert attended["block_table"] is appended["block_table_after"]
+    elif "block_table" in given:
+        assert attended["block_table"] is integers["block_table"]
 
 
 def test_append_writes_lengths():
