@@ -10,30 +10,34 @@ static PyObject *versioned_keywords; /* {"max_version": (1, 0)} */
 static PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *name_requires_grad;
 static PyObject *name_array_struct, *name_dtype;
 
-static const struct {
-    uint8_t code;
-    const char *name;
-} dtype_names[] = {
-    {kDLInt, "int"},
-    {kDLUInt, "uint"},
-    {kDLFloat, "float"},
-    {kDLBfloat, "bfloat"},
-    {5, "complex"},
-    {kDLBool, "bool"},
-    {kDLFloat8_e4m3fn, "float8_e4m3fn"},
-};
+/* DLPack's numbers from 0 on. The bits follow in front of kDLBool. */
+static const char *const dtype_names[] = {"int",
+                                          "uint",
+                                          "float",
+                                          "opaque handle",
+                                          "bfloat",
+                                          "complex",
+                                          "bool",
+                                          "float8_e3m4",
+                                          "float8_e4m3",
+                                          "float8_e4m3b11fnuz",
+                                          "float8_e4m3fn",
+                                          "float8_e4m3fnuz",
+                                          "float8_e5m2",
+                                          "float8_e5m2fnuz",
+                                          "float8_e8m0fnu",
+                                          "float6_e2m3fn",
+                                          "float6_e3m2fn",
+                                          "float4_e2m1fn"};
 
 dtype_text array_dtype_text(const array *a)
 {
     dtype_text t;
     const DLDataType d = a->dtype;
-    (void)snprintf(t.text, sizeof t.text, "DLPack type %d", (int)d.code);
-    for (size_t i = 0; i < sizeof dtype_names / sizeof dtype_names[0]; i++) {
-        if (dtype_names[i].code != d.code) continue;
-        bool named = d.code == kDLBool || d.code == kDLFloat8_e4m3fn;
-        if (named) (void)snprintf(t.text, sizeof t.text, "%s", dtype_names[i].name);
-        else (void)snprintf(t.text, sizeof t.text, "%s%d", dtype_names[i].name, (int)d.bits);
-    }
+    if (d.code >= sizeof dtype_names / sizeof dtype_names[0])
+        (void)snprintf(t.text, sizeof t.text, "DLPack type %d", (int)d.code);
+    else if (d.code >= kDLBool) (void)snprintf(t.text, sizeof t.text, "%s", dtype_names[d.code]);
+    else (void)snprintf(t.text, sizeof t.text, "%s%d", dtype_names[d.code], (int)d.bits);
     return t;
 }
 

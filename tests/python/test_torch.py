@@ -567,6 +567,7 @@ def test_tensors_that_cannot_be_read_are_named():
         (torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), "qint8"),
         (q.to(torch.complex64).conj(), "complex64"),
         (q.double(), "float64"),
+        (q.to(torch.float8_e5m2), "dtype is float8_e5m2:"),
     ]
     for x, words in others:
         for call in (
