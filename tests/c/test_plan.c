@@ -1002,10 +1002,10 @@ static void test_decode_latent_sm90(void)
     static const struct {
         int64_t batch, heads, n_q, keys;
         int32_t tasks, parts, merged_rows;
-        uint32_t merging;
-    } cases[] = {{128, 128, 1, 4096, 256, 1, 64, 256}, {128, 128, 2, 4096, 512, 1, 64, 512},
-                 {32, 128, 1, 4096, 64, 2, 32, 128},   {1, 128, 1, 8192, 2, 64, 1, 128},
-                 {128, 64, 1, 4096, 128, 1, 64, 128},  {1, 16, 1, 100, 1, 1, 64, 1}};
+        uint32_t merging, cluster;
+    } cases[] = {{128, 128, 1, 4096, 256, 1, 64, 256, 2}, {128, 128, 2, 4096, 512, 1, 64, 512, 2},
+                 {32, 128, 1, 4096, 64, 2, 32, 128, 2},   {1, 128, 1, 8192, 2, 64, 1, 128, 1},
+                 {128, 64, 1, 4096, 128, 1, 64, 128, 1},  {1, 16, 1, 100, 1, 1, 64, 1, 1}};
     const fa_cuda_family *family = fa_cuda_find_family("latent_sm90");
     fa_problem p = make_decode(1, 128, 1, 8192, 576);
     p.d_v = 512;
@@ -1025,7 +1025,7 @@ static void test_decode_latent_sm90(void)
         uint32_t merging = 0;
         const int32_t merged_rows = fa_cuda_merged_rows(l, &merging);
         CHECK(l->variant == FA_VARIANT_decode_latent_sm90_bf16 && l->threads == 512 &&
-                  l->smem_bytes == 230912,
+                  l->smem_bytes == 231424 && l->cluster == cases[i].cluster,
               "%s", name_of(&plan));
         CHECK(l->tasks == cases[i].tasks && l->decode.parts == cases[i].parts &&
                   l->grid == (uint32_t)(cases[i].tasks * cases[i].parts),
