@@ -12,11 +12,10 @@ static fa_status check_host_pointer(const char *name, const void *pointer,
 {
     const int ordinal = backend->out_of_reach(pointer);
     if (ordinal == FA_HOST_MEMORY) return FA_OK;
-    return fa_fail(
-        FA_ERROR_ARGUMENT,
-        "%s at %p lies on CUDA device %d: expected host memory, for the call runs on the "
-        "CPU (where q or fa_combine's out lies, or as options.device says)",
-        name, pointer, ordinal);
+    return fa_fail(FA_ERROR_ARGUMENT,
+                   "%s at %p is on CUDA device %d: expected host memory, for the call runs on the "
+                   "CPU (where q or fa_combine's out is, or as options.device says)",
+                   name, pointer, ordinal);
 }
 
 fa_status fa_check_location(const char *name, const void *pointer, fa_location expected)
@@ -32,7 +31,7 @@ fa_status fa_check_location(const char *name, const void *pointer, fa_location e
                        "the call runs; copy it there first",
                        name, pointer, expected.ordinal);
     return fa_fail(FA_ERROR_ARGUMENT,
-                   "%s at %p lies on CUDA device %d: expected device %d, that of the current "
+                   "%s at %p is on CUDA device %d: expected device %d, that of the current "
                    "context",
                    name, pointer, ordinal, expected.ordinal);
 }
@@ -42,7 +41,7 @@ fa_status fa_check_host_array(const char *name, const void *array, const fa_back
     const int ordinal = array ? backend->out_of_reach(array) : FA_HOST_MEMORY;
     if (ordinal == FA_HOST_MEMORY) return FA_OK;
     return fa_fail(FA_ERROR_ARGUMENT,
-                   "%s at %p lies on CUDA device %d: expected an array in host memory, whose "
+                   "%s at %p is on CUDA device %d: expected an array in host memory, whose "
                    "entries lead to the data",
                    name, array, ordinal);
 }

@@ -100,8 +100,8 @@ static int check_location(const char *name, DLDevice device, location *where)
     bool cuda = device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
     if (!host && !cuda) {
         PyErr_Format(PyExc_ValueError,
-                     "%s lies on a device of DLPack type %d: expected the CPU (1) or CUDA (2)",
-                     name, (int)device.device_type);
+                     "%s is on a device of DLPack type %d: expected the CPU (1) or CUDA (2)", name,
+                     (int)device.device_type);
         return -1;
     }
     int32_t id = cuda ? device.device_id : 0;
@@ -111,7 +111,7 @@ static int check_location(const char *name, DLDevice device, location *where)
         return 0;
     }
     if (where->cuda == cuda && where->device_id == id) return 0;
-    PyErr_Format(PyExc_ValueError, "%s lies on %s: expected %s, where %s lies", name,
+    PyErr_Format(PyExc_ValueError, "%s is on %s: expected %s, where %s is", name,
                  place_text(cuda, id, here), place_text(where->cuda, where->device_id, there),
                  where->first);
     return -1;

@@ -138,7 +138,7 @@ static int read_arrays(run *r, PyObject *const *args)
         return fail(PyExc_ValueError,
                     "q: expected 4 axes (batch, heads, n, d), or 3 without a batch");
     if (!r->where.cuda)
-        return fail(PyExc_ValueError, "q lies on the CPU: the rungs of the ladder run on CUDA");
+        return fail(PyExc_ValueError, "q is on the CPU: the rungs of the ladder run on CUDA");
     if (read_dtype(q, &r->dtype) < 0) return -1;
     ladder_problem *p = &r->problem;
     p->d = extent(q, 0);

@@ -63,7 +63,8 @@ static void find_direct(borrowed which)
 static int find_getter(borrowed which, PyObject *property)
 {
     void *get = PyType_GetSlot(Py_TYPE(property), Py_tp_descr_get);
-    if (!get && !PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%R is no descriptor", property);
+    if (!get && !PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError, "%R is not a descriptor", property);
     if (PyErr_Occurred()) return -1;
     memcpy(&get_property[which], &get, sizeof get);
     return 0;

@@ -51,7 +51,7 @@ def _check(q, named):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is of type {type(x).__name__}: expected a tensor of PyTorch")
         if x.device != q.device:
-            raise ValueError(f"{name} lies on {x.device}: expected {q.device}, where q lies")
+            raise ValueError(f"{name} is on {x.device}: expected {q.device}, where q is")
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def _namespace(name, array, q=None):
             f"{name} is of type {type(array).__name__}: expected {type(q).__name__}, as q"
         )
     if q is not None and xp is not np and array.device != q.device:
-        raise ValueError(f"{name} lies on {array.device}: expected {q.device}, where q lies")
+        raise ValueError(f"{name} is on {array.device}: expected {q.device}, where q is")
     return xp
 
 
@@ -319,7 +319,7 @@ class _Integers:
                 self.array = self.array.to(q.device)
         elif is_tensor(array):
             if self.host is None:
-                raise ValueError(f"{name} lies on {array.device}: expected cpu, where q lies")
+                raise ValueError(f"{name} is on {array.device}: expected cpu, where q is")
             self.array = self.host
 
     def check(self, right, expected):

@@ -434,7 +434,7 @@ class _Inputs:
             if x.dtype is _FP8:
                 raise ValueError(f"{name}.dtype is {x.dtype}: {_REFUSED['q_descale']}")
             if x.device != q.device:
-                raise ValueError(f"{name} lies on {x.device}: expected {q.device}, where q lies")
+                raise ValueError(f"{name} is on {x.device}: expected {q.device}, where q is")
             if x.dim() != q.dim():
                 raise ValueError(f"{name}.ndim is {x.dim()}: expected {q.dim()}, as q")
         self.axes = q.dim()
@@ -478,7 +478,7 @@ class _Inputs:
                 continue
             if x.device != self.q.device:
                 raise ValueError(
-                    f"{name} lies on {x.device}: expected {self.q.device}, where q lies"
+                    f"{name} is on {x.device}: expected {self.q.device}, where q is"
                 )
             if name in ("bias", "mask") and self.packed:
                 raise ValueError(f"{name} is given with cu_seqlens_q, whose rows it cannot follow")

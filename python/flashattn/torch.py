@@ -246,7 +246,7 @@ def _decode(q, k, v, layout="bshd", *values, **named):
 def _check_devices(q, named):
     for name, x in named:
         if isinstance(x, torch.Tensor) and x.device != q.device:
-            raise ValueError(f"{name} lies on {x.device}: expected {q.device}, where q lies")
+            raise ValueError(f"{name} is on {x.device}: expected {q.device}, where q is")
 
 
 @torch.library.register_fake("flashattn::forward")
@@ -1240,7 +1240,7 @@ def _check_out(out, like):
     if out.is_neg() or out.is_nested:
         raise ValueError("out is a nested tensor or a view that negates: expected a dense one")
     if out.device != like.device:
-        raise ValueError(f"out lies on {out.device}: expected {like.device}")
+        raise ValueError(f"out is on {out.device}: expected {like.device}")
     if out.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "out requires a gradient, which would not know what is written to it: detach it, or "

@@ -47,7 +47,7 @@ int fa_cuda_device_of(const void *pointer);
 /* The same, and the allocation of which it is a part: `bytes` from `first` on, or 0 bytes. */
 int fa_cuda_allocation_of(const void *pointer, uintptr_t *first, size_t *bytes);
 
-/* Whether this process has loaded the driver in any way. If not, no memory lies on a device, so the
+/* Whether this process has loaded the driver in any way. If not, no memory is on a device, so the
  * driver need not be opened to find that out. */
 bool fa_cuda_is_loaded(void);
 

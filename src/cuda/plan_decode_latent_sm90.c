@@ -89,7 +89,7 @@ static bool refuse_keys(const fa_problem *p, char *why, size_t size)
         return true;
     }
     if (p->block_table && p->rows_k % 8) {
-        fa_cuda_say(why, size, "k.shape[1] is %" PRId64 ", no multiple of 8 rows a page",
+        fa_cuda_say(why, size, "k.shape[1] is %" PRId64 ", not a multiple of 8 (rows of a page)",
                     p->rows_k);
         return true;
     }

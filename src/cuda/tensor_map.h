@@ -45,7 +45,7 @@ typedef struct fa_tensor_map_shape {
 } fa_tensor_map_shape;
 
 /* Whether a tensor can be mapped; if not, why (unless it is NULL) is the reason, for a sentence that
- * starts with the tensor's name: "its address is no multiple of 16 bytes". Pure: needs no driver. */
+ * starts with the tensor's name: "its address is not a multiple of 16 bytes". Pure: needs no driver. */
 bool fa_tensor_map_fits(const fa_tensor_map_shape *shape, const char **why);
 
 #endif

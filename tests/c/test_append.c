@@ -209,7 +209,7 @@ typedef struct setup {
 } setup;
 
 static float room[10][1024];
-static int32_t lengths[B], index_[B], padding[B], cu[B + 1], counts[B], starts[B], table[B * 2];
+static int32_t lengths[B], index_[B], padding[B], cu[B + 1], counts[B], starts[B], table[B * 4];
 
 static setup valid(void)
 {

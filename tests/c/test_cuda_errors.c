@@ -261,7 +261,7 @@ static void test_other_device(void)
     setup s = on_device();
     s.v.data = elsewhere;
     EXPECT(forward(&s), FA_ERROR_ARGUMENT, "v.data at 0x",
-           "lies on CUDA device 1: expected device 0, that of the current context");
+           "is on CUDA device 1: expected device 0, that of the current context");
 }
 
 /* auto chooses the device of q, and then all others must be there. */
@@ -278,7 +278,7 @@ static void test_auto(void)
     const setup device = on_device();
     s.k.data = device.k.data;
     EXPECT(forward(&s), FA_ERROR_ARGUMENT, "k.data at 0x",
-           "lies on CUDA device 0: expected host memory");
+           "is on CUDA device 0: expected host memory");
     s.k.data = host[1];
     s.o.device = FA_DEVICE_CPU;
     s.lse = device.lse;
@@ -301,7 +301,7 @@ static void test_combine_places(void)
     static float host_lse[2][BATCH * HEADS * ROWS];
     const setup d = on_device(), h = on_host();
     const fa_device cpu = FA_DEVICE_CPU, cuda = FA_DEVICE_CUDA, any = FA_DEVICE_AUTO;
-    const char *on_cuda = "lies on CUDA device 0: expected host memory";
+    const char *on_cuda = "is on CUDA device 0: expected host memory";
     const char *on_cpu = "lies in host memory: expected memory of CUDA device 0";
     float *l = host_lse[0], *m = host_lse[1];
     CHECK(combine_locations(h.q, l, h.out, m, any) == FA_OK, "all on the host: %s",
@@ -332,10 +332,10 @@ static void test_combine_arrays(void)
     const float *lse[] = {host_lse, d.lse};
     const fa_options o = {.size = sizeof o};
     EXPECT(fa_combine(parts, lse, 2, &h.out, NULL, &o), FA_ERROR_ARGUMENT, "parts[1].data at 0x",
-           "lies on CUDA device 0");
+           "is on CUDA device 0");
     const fa_tensor on_the_host[] = {h.q, h.k};
     EXPECT(fa_combine(on_the_host, lse, 2, &h.out, NULL, &o), FA_ERROR_ARGUMENT,
-           "part_lse[1] at 0x", "lies on CUDA device 0");
+           "part_lse[1] at 0x", "is on CUDA device 0");
     const void *device_array = d.v.data;
     EXPECT(fa_combine(device_array, lse, 2, &h.out, NULL, &o), FA_ERROR_ARGUMENT, "parts at 0x",
            "expected an array in host memory");
@@ -356,7 +356,7 @@ static void test_append_places(void)
     use(0);
     static int32_t host_lengths[BATCH];
     const setup d = on_device(), h = on_host();
-    const char *on_cuda = "lies on CUDA device 0: expected host memory";
+    const char *on_cuda = "is on CUDA device 0: expected host memory";
     const char *on_cpu = "lies in host memory: expected memory of CUDA device 0";
     fa_append_options o = {.size = sizeof o};
     o.lengths = d.lse ? (const int32_t *)(const void *)d.lse : NULL;

@@ -582,9 +582,9 @@ static void test_tf32_sm90_refusals(void)
     other[0].k.stride[1] += 1;
     other[1].batch_invariant = true, other[1].k.stride[0] += 2;
     other[2].softcap = 20, other[2].v.stride[1] += 1;
-    static const char *const reasons[] = {"k: a stride is no multiple of 16 bytes",
+    static const char *const reasons[] = {"k: a stride is not a multiple of 16 bytes",
                                           "k.stride[0] is 307202, not made of whole 16 bytes",
-                                          "v: a stride is no multiple of 16 bytes"};
+                                          "v: a stride is not a multiple of 16 bytes"};
     for (int i = 0; i < 3; i++) {
         const fa_cuda_plan plan = plan_of(&other[i], &devices[H200]);
         CHECK(strcmp(plan.family->name, "tf32") == 0, "%d: %s", i, name_of(&plan));
@@ -1047,7 +1047,7 @@ static void test_decode_latent_sm90(void)
     static const char *const reasons[] = {"v is not the first columns of k",
                                           "options.mask is set",
                                           "options.dropout_p is set",
-                                          "k.shape[1] is 12, no multiple of 8 rows a page",
+                                          "k.shape[1] is 12, not a multiple of 8 (rows of a page)",
                                           "k: ",
                                           "q.dtype is float32",
                                           "options.attention_chunk is 64"};
@@ -1225,7 +1225,7 @@ static void test_decode_sm90(void)
     other[8].n_q = other[8].rows_q = 33;
     other[9].d = 264;
     static const char *const reasons[] = {
-        "v: its address is no multiple of 16 bytes",
+        "v: its address is not a multiple of 16 bytes",
         "options.mask is set",
         "options.dropout_p is set",
         "k.shape[1] is 12: expected pages of a multiple of 8 rows, 16 or more",
@@ -1286,7 +1286,7 @@ static void test_decode_sm90_bytes(void)
         "20 query heads and queries share keys of int8: expected at most 16",
         ("12 query heads and queries share keys of int8: expected at most 8 with a head dim above "
          "128"),
-        "k: a stride is no multiple of 16 bytes", "options.alibi_slopes is set"};
+        "k: a stride is not a multiple of 16 bytes", "options.alibi_slopes is set"};
     for (int i = 0; i < 5; i++)
         expect_refusal(&other[i], &devices[H200], "decode_sm90", reasons[i]);
     p.block_table = (const int32_t *)(const void *)memory;

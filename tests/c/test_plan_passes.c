@@ -260,7 +260,7 @@ static void test_refused(void)
     p = plain, p.dk.dtype = FA_FLOAT32;
     check_refused(&p, &fa_cuda_backward_simt, "gradients.dk.dtype is float32");
     p = plain, p.dout.stride[1] = 4;
-    check_refused(&p, &fa_cuda_backward_sm80, "dout: a stride is no multiple of 16 bytes");
+    check_refused(&p, &fa_cuda_backward_sm80, "dout: a stride is not a multiple of 16 bytes");
     fa_cuda_plan s = plan_of(&plain, &devices[A100]);
     CHECK(s.family == &fa_cuda_backward_sm80, "on an A100");
     s = plan_of(&plain, &devices[T4]);

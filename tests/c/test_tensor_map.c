@@ -61,7 +61,7 @@ static void test_base(void)
         fa_tensor_map_shape shape = usual();
         shape.base = memory + bytes;
         if (bytes % 16 == 0) FITS(shape);
-        else REFUSED(shape, "address is no multiple of 16 bytes");
+        else REFUSED(shape, "address is not a multiple of 16 bytes");
     }
 }
 
@@ -92,8 +92,8 @@ static void test_strides(void)
                  {((int64_t)1 << 40) - 16, NULL},
                  {(int64_t)1 << 40, "2^40 bytes or more"},
                  {INT64_MAX, "2^40 bytes or more"},
-                 {8, "no multiple of 16 bytes"},
-                 {2046, "no multiple of 16 bytes"},
+                 {8, "not a multiple of 16 bytes"},
+                 {2046, "not a multiple of 16 bytes"},
                  {0, "broadcast"},
                  {-16, "negative"},
                  {-2048, "negative"}};
@@ -120,11 +120,11 @@ static void test_boxes(void)
         fa_tensor_map_shape shape = usual();
         shape.box[0] = columns;
         if (columns % 8 == 0 && columns <= 64) FITS(shape);
-        else REFUSED(shape, "rows are no 16, 32, ... 128 bytes");
+        else REFUSED(shape, "rows are not 16, 32, ... or 128 bytes");
     }
     fa_tensor_map_shape shape = usual();
     shape.element = FA_ELEMENT_TF32;
-    REFUSED(shape, "rows are no 16, 32, ... 128 bytes");
+    REFUSED(shape, "rows are not 16, 32, ... or 128 bytes");
     shape.box[0] = 32;
     FITS(shape);
     shape.element = FA_ELEMENT_FLOAT8_E4M3;

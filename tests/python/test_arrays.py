@@ -211,8 +211,8 @@ def test_devices_are_told_apart(qkv):
             return capsule
 
     for device, words in (
-        ((2, 1), "k lies on cuda:1: expected cpu, where q lies"),
-        ((10, 0), "k lies on a device of DLPack type 10"),
+        ((2, 1), "k is on cuda:1: expected cpu, where q is"),
+        ((10, 0), "k is on a device of DLPack type 10"),
     ):
         k_there = OnDevice(k, device=device)
         with pytest.raises(ValueError, match=words):

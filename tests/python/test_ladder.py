@@ -34,7 +34,7 @@ def test_errors(rungs, qkv):
     q, k, v = qkv
     with pytest.raises(ValueError, match="'pong' is not a rung: expected one of .*ladder_rungs"):
         flashattn.ladder("pong", q, k, v)
-    with pytest.raises(ValueError, match="q lies on the CPU: the rungs of the ladder run on CUDA"):
+    with pytest.raises(ValueError, match="q is on the CPU: the rungs of the ladder run on CUDA"):
         torch.ops.flashattn.ladder("flash_2d", q, k, v)
     with pytest.raises(ValueError, match=r"k is torch.float32 of shape \(2, 3, 4, 8\): expected"):
         flashattn.ladder("flash_2d", q, k[:, :, :4], v)

@@ -154,7 +154,7 @@ def test_an_out_that_cannot_be_is_refused(which):
         with pytest.raises(TypeError, match=f"out is of type {type(out).__name__}: expected"):
             call(out)
     assert not array.any()
-    with pytest.raises(ValueError, match="out lies on meta: expected cpu"):
+    with pytest.raises(ValueError, match="out is on meta: expected cpu"):
         call(torch.zeros(shape, device="meta"))
     wrong = torch.zeros(2, *shape[1:])
     with pytest.raises(ValueError, match="shape"):

@@ -181,7 +181,7 @@ def test_options_of_another_kind(tensors, name):
         flashattn.attention(*tensors, **{name: value})
     with pytest.raises(AssertionError, match="FakeTensor"):
         flashattn.attention(*tensors, **{name: FakeTensorMode().from_tensor(value)})
-    with pytest.raises(ValueError, match=f"{name} lies on meta: expected cpu, where q lies"):
+    with pytest.raises(ValueError, match=f"{name} is on meta: expected cpu, where q is"):
         flashattn.attention(*tensors, **{name: value.to("meta")})
     with pytest.raises(ValueError, match=f"{name} is a tensor of layout torch.sparse_coo"):
         flashattn.attention(*tensors, **{name: value.to_sparse()})
@@ -339,7 +339,7 @@ def test_meta_beside_others_is_an_error(tensors):
             given = list(mixed)
             given[i] = (tensors, meta)[mixed is tensors][i]
             for call in (flashattn.attention, flashattn.decode, torch.ops.flashattn.forward):
-                with pytest.raises(ValueError, match=f"{name} lies on (meta|cpu): expected"):
+                with pytest.raises(ValueError, match=f"{name} is on (meta|cpu): expected"):
                     call(*given)
 
 
