@@ -13,13 +13,11 @@
 #include "decode_latent_sm90/config.cuh"
 
 #include "common/reduce.cuh"
-#include "common/x2.cuh"
 #include "decode_latent_sm90/pipeline.cuh"
 #include "decode_latent_sm90/queries.cuh"
 #include "decode_sm80/logits.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
-#include "ptx/store.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -33,12 +31,13 @@ FA_DEVICE void issue_block(const pipeline *pipe, const own_queries *q, int block
     __asm__ volatile("" : "+r"(shared)); /* or each step's descriptor would be kept in a register */
 #pragma unroll
     for (int step = 0; step < 4; step++) {
-        const uint64_t b = ptx_descriptor(k + (uint32_t)(step * 32 / 16));
+        const uint64_t b = ptx_descriptor(k + (uint32_t)(step * 32 / DESCRIPTOR_UNIT));
         if (block < OWN_BLOCKS)
             PTX_WGMMA(registers_qk, KEYS)(s, q->at[block * 4 + step], b, accumulate || step > 0);
         else PTX_WGMMA(qk, KEYS)
         (s,
-         ptx_descriptor(shared + (uint32_t)(((block - OWN_BLOCKS) * BLOCK_BYTES + step * 32) / 16)),
+         ptx_descriptor(shared + (uint32_t)(((block - OWN_BLOCKS) * BLOCK_BYTES + step * 32) /
+                                            DESCRIPTOR_UNIT)),
          b, accumulate || step > 0);
     }
 }

@@ -45,8 +45,8 @@ FA_DEVICE uint32_t scaled_x2(const float *sums, float factor)
     return factor == 0.0f ? 0 : fa_pack_x2(sums[0] * factor, sums[1] * factor);
 }
 
-/* By a consumer of values: its half of the columns. A lane stores eight columns of a row at a time.
- * */
+/* By a consumer of values: its half of the columns. A lane stores eight columns of a row at
+ * a time. */
 FA_DEVICE void store_result_columns(const pipeline *pipe, const fa_decode_params *d,
                                     const fa_work *w, const float *out, int half,
                                     const float sum[2])
