@@ -398,7 +398,8 @@ FA_API fa_status fa_decode(const fa_tensor *q, const fa_tensor *k, const fa_tens
 enum {
     FA_ROTARY_INTERLEAVED = 1 << 0, /* pairs are columns 2i and 2i+1; without it i and i + r/2    */
     FA_ROTARY_ONE_POSITION = 1 << 1, /* all queries of a sequence have the position of the first  */
-    FA_WRITE_SCALES = 1 << 2 /* compute and write the scale of each row and head                  */
+    FA_WRITE_SCALES = 1 << 2, /* compute and write the scale of each row and head                 */
+    FA_LENGTHS_WITH_PADDING = 1 << 3 /* lengths count the rows of left_padding, too               */
 };
 
 /*
@@ -413,7 +414,7 @@ typedef struct fa_append_options {
     fa_device device; /* where to compute                                                          */
 
     /* New key t of sequence b is written to row left_padding[b] + lengths[b] + t of entry
-     * cache_index[b] of the cache. */
+     * cache_index[b] of the cache; with FA_LENGTHS_WITH_PADDING to row lengths[b] + t. */
     const int32_t *lengths;      /* (B): keys in the cache before the call. NULL: 0                */
     const int32_t *left_padding; /* (B): rows before the sequence's first key. NULL: 0             */
     const int32_t *cache_index;  /* (B): the sequence's entry of axis 0 of the cache, or its row of the
@@ -451,15 +452,32 @@ typedef struct fa_append_options {
     int32_t reserved; /* 0                                                                         */
     void *stream;     /* CUDA: as in fa_options                                                    */
 
-    /* (B), written: the number of keys of each sequence in the cache after the call. This is lengths[b]
-     * plus the number of new keys, at most what the cache has room for after the padding, and 0 if
-     * lengths[b] is negative. Attention after this call can take it as seqlens_k. NULL: none */
+    /* (B), written: the number of keys of each sequence in the cache after the call, without padding. This
+     * is lengths[b] plus the number of new keys (minus left_padding[b] with FA_LENGTHS_WITH_PADDING), at most
+     * what the cache has room for after the padding, and 0 if lengths[b] is negative. Attention after this
+     * call can take it as seqlens_k. NULL: none */
     int32_t *lengths_after;
 
     /* (B, block_table_stride), written: the row of block_table that each sequence has. On CUDA a wrong
      * cache_index[b] gives the nearest row. Attention after this call can take it as block_table. NULL:
      * none */
     int32_t *block_table_after;
+
+    /* For attention after this call that shall not see the padding. For both, blocks of k_cache and of
+     * v_cache must be the same whole number of rows apart: stride[0] = r * stride[1]; fewer than 2^31 rows
+     * in all. A block is an entry of axis 0; r is shape[1] if there is one block, and 1 if blocks have
+     * one row. On CUDA a wrong left_padding[b], cache_index[b] or page gives the nearest one.
+     *
+     * row_table_after (B, rows of a sequence: k_cache.shape[1], paged: times block_table_stride), written:
+     * entry j is where key j of the sequence is, block * r + row. Entries after the sequence's last key are
+     * not written. Attention can take it as block_table, with the cache as pages of one row: shape
+     * (rows, 1, Hkv, d), and as stride[0] the stride of a row. NULL: none
+     *
+     * cu_seqlens_after (B + 1), written: where the keys of sequence b begin, b * r + left_padding[b], and at
+     * last the end of sequence B - 1. Attention can take it as cu_seqlens_k, with the cache as packed
+     * sequences: shape (1, rows, Hkv, d). Not with block_table or cache_index. NULL: none */
+    int32_t *row_table_after;
+    int32_t *cu_seqlens_after;
 } fa_append_options;
 
 #ifdef __cplusplus

@@ -147,10 +147,11 @@ fa_status fa_check_append_locations(const fa_append_call *c, fa_location expecte
         size_t field;
     } arrays[] = {
 #define ARRAY(field) {"options." #field, offsetof(fa_append_options, field)}
-        ARRAY(lengths),       ARRAY(left_padding),      ARRAY(cache_index),
-        ARRAY(seqlens_new),   ARRAY(cu_seqlens_new),    ARRAY(seqlens_q),
-        ARRAY(block_table),   ARRAY(cu_seqlens_q),      ARRAY(rotary_positions),
-        ARRAY(lengths_after), ARRAY(block_table_after),
+        ARRAY(lengths),          ARRAY(left_padding),      ARRAY(cache_index),
+        ARRAY(seqlens_new),      ARRAY(cu_seqlens_new),    ARRAY(seqlens_q),
+        ARRAY(block_table),      ARRAY(cu_seqlens_q),      ARRAY(rotary_positions),
+        ARRAY(lengths_after),    ARRAY(block_table_after), ARRAY(row_table_after),
+        ARRAY(cu_seqlens_after),
 #undef ARRAY
     };
     const fa_append_options *o = c->options;

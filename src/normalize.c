@@ -1182,6 +1182,8 @@ static const struct append_array {
     {"options.lengths_after", offsetof(fa_append_options, lengths_after), false, false, true},
     {"options.block_table_after", offsetof(fa_append_options, block_table_after), false, false,
      true},
+    {"options.row_table_after", offsetof(fa_append_options, row_table_after), false, false, true},
+    {"options.cu_seqlens_after", offsetof(fa_append_options, cu_seqlens_after), false, false, true},
 };
 enum { APPEND_ARRAYS = sizeof append_arrays / sizeof append_arrays[0] };
 
@@ -1215,6 +1217,15 @@ static fa_status check_append_companions(const fa_append_options *o)
                o->block_table_stride, o->block_table_rows);
     FA_REQUIRE(o->block_table || !o->block_table_after,
                "options.block_table_after is set: expected NULL without options.block_table");
+    FA_REQUIRE(
+        !o->cu_seqlens_after || !(o->block_table || o->cache_index),
+        "options.cu_seqlens_after is set: expected NULL with options.%s, for the keys are not "
+        "in the order of the sequences",
+        o->block_table ? "block_table" : "cache_index");
+    FA_REQUIRE(o->left_padding || !(o->flags & FA_LENGTHS_WITH_PADDING),
+               "options.flags is 0x%" PRIx32
+               ": expected no FA_LENGTHS_WITH_PADDING without options.left_padding",
+               o->flags);
     for (int i = 0; i < APPEND_ARRAYS; i++) {
         const int32_t *data = append_array_of(o, i);
         FA_REQUIRE(!data || o->q || !append_arrays[i].wants_q,
@@ -1228,7 +1239,8 @@ static fa_status check_append_companions(const fa_append_options *o)
 
 static fa_status check_append_options(const fa_append_options *o, fa_device device)
 {
-    const uint32_t known = FA_ROTARY_INTERLEAVED | FA_ROTARY_ONE_POSITION | FA_WRITE_SCALES;
+    const uint32_t known =
+        FA_ROTARY_INTERLEAVED | FA_ROTARY_ONE_POSITION | FA_WRITE_SCALES | FA_LENGTHS_WITH_PADDING;
     FA_REQUIRE(!(o->flags & ~known),
                "options.flags is 0x%" PRIx32 ": expected only the bits 0x%" PRIx32
                " that this version knows",
@@ -1276,6 +1288,49 @@ static fa_status set_new_rows(const fa_append_call *c, fa_append_problem *p)
     return FA_OK;
 }
 
+/* Rows from one block of a cache to the next. */
+static fa_status find_rows_apart(const char *name, const fa_tensor *t, int64_t *apart)
+{
+    const int64_t blocks = t->shape[0], rows = t->shape[1], block = t->stride[0],
+                  row = t->stride[1];
+    *apart = rows <= 1 ? 1 : rows;
+    if (blocks <= 1 || rows <= 1) return FA_OK;
+    FA_REQUIRE(row > 0 && block % row == 0 && block / row >= rows,
+               "%s.stride is {%" PRId64 ", %" PRId64 ", ...}: expected blocks that are a whole "
+               "number of rows apart, at least %" PRId64
+               ", as options.row_table_after or cu_seqlens_after is set",
+               name, block, row, rows);
+    *apart = block / row;
+    return FA_OK;
+}
+
+/* For the arrays that number all rows of the cache. */
+static fa_status set_rows_apart(const fa_append_call *c, fa_append_arrays *a)
+{
+    int64_t others, entries, rows;
+    if (!c->options->row_table_after && !c->options->cu_seqlens_after) return FA_OK;
+    FA_TRY(find_rows_apart("k_cache", c->k_cache, &a->rows_apart));
+    if (c->v_cache) {
+        FA_TRY(find_rows_apart("v_cache", c->v_cache, &others));
+        FA_REQUIRE(others == a->rows_apart,
+                   "blocks of k_cache are %" PRId64 " and of v_cache %" PRId64
+                   " rows apart: expected the same, as options.row_table_after or "
+                   "cu_seqlens_after is set",
+                   a->rows_apart, others);
+    }
+    FA_REQUIRE(multiply(a->cache_blocks, a->rows_apart, &rows) && rows <= INT32_MAX &&
+                   a->cache_rows <= INT32_MAX,
+               "k_cache has %" PRId64 " blocks that are %" PRId64
+               " rows apart: expected fewer than 2^31 rows, as options.row_table_after or "
+               "cu_seqlens_after is set",
+               a->cache_blocks, a->rows_apart);
+    FA_REQUIRE(multiply(a->batch, fa_append_room(a), &entries) && entries <= EXTENT_MAX,
+               "k_cache.shape[1] is %" PRId64 " and the batch %" PRId64
+               ": expected at most 2^60 entries of options.row_table_after",
+               a->cache_rows, a->batch);
+    return FA_OK;
+}
+
 static fa_status set_cache(const fa_append_call *c, fa_append_problem *p)
 {
     const fa_append_options *o = c->options;
@@ -1311,12 +1366,13 @@ static fa_status set_cache(const fa_append_call *c, fa_append_problem *p)
                "options.block_table_rows is %" PRId64 ": expected at least %" PRId64
                " (the batch), as options.cache_index is NULL",
                a->block_table_rows, a->batch);
-    if (!v) return FA_OK;
-    FA_TRY(check_tensor("v_cache", v, ROLE_CACHE, false));
-    FA_TRY(check_like("v_cache", v, "k_cache", k, 3));
-    FA_TRY(check_axis("v_cache", v, 3, p->d_v, "v_new.shape[3]"));
-    set_row_view(&p->v_cache, v);
-    return FA_OK;
+    if (v) {
+        FA_TRY(check_tensor("v_cache", v, ROLE_CACHE, false));
+        FA_TRY(check_like("v_cache", v, "k_cache", k, 3));
+        FA_TRY(check_axis("v_cache", v, 3, p->d_v, "v_new.shape[3]"));
+        set_row_view(&p->v_cache, v);
+    }
+    return set_rows_apart(c, a);
 }
 
 static fa_status check_rotary_table(const char *name, const fa_tensor *t, const fa_tensor *cos)
@@ -1407,7 +1463,9 @@ static fa_status check_append_aliasing(const fa_append_call *c, const fa_append_
                                           a->block_table_stride * a->block_table_rows * entry,
                                           a->batch * entry,
                                           a->batch * entry,
-                                          a->batch * a->block_table_stride * entry};
+                                          a->batch * a->block_table_stride * entry,
+                                          a->batch * fa_append_room(a) * entry,
+                                          (a->batch + 1) * entry};
     regions r;
     r.count = 0;
     add_tensor(&r, "k_new", c->k_new, false);
@@ -1482,9 +1540,10 @@ static fa_status check_append_place(const fa_append_problem *p, int64_t b, int64
 {
     const fa_append_arrays *a = &p->arrays;
     const int64_t entries = a->block_table ? a->block_table_rows : a->cache_blocks;
-    const int64_t room = a->block_table ? a->block_table_stride * a->cache_rows : a->cache_rows;
-    const int64_t length = fa_append_length(a, b), entry = a->cache_index ? a->cache_index[b] : b;
+    const int64_t room = fa_append_room(a), entry = a->cache_index ? a->cache_index[b] : b;
+    const int64_t length = fa_append_length(a, b);
     const int64_t padding = a->left_padding ? a->left_padding[b] : 0;
+    const int64_t begin = length + (a->lengths_with_padding ? 0 : padding), end = begin + count;
     FA_REQUIRE(length >= 0, "options.lengths[%" PRId64 "] is %" PRId64 ": expected >= 0", b,
                length);
     FA_REQUIRE(padding >= 0, "options.left_padding[%" PRId64 "] is %" PRId64 ": expected >= 0", b,
@@ -1493,20 +1552,24 @@ static fa_status check_append_place(const fa_append_problem *p, int64_t b, int64
                "options.cache_index[%" PRId64 "] is %" PRId64 ": expected 0 to %" PRId64 " (%s)", b,
                entry, entries - 1,
                a->block_table ? "rows of options.block_table" : "k_cache.shape[0]");
-    FA_REQUIRE(padding + length + count <= room,
+    FA_REQUIRE(padding <= end,
+               "options.left_padding[%" PRId64 "] is %" PRId64 ": expected at most %" PRId64
+               " rows, as FA_LENGTHS_WITH_PADDING is set",
+               b, padding, end);
+    FA_REQUIRE(end <= room,
                "options.lengths[%" PRId64 "] is %" PRId64 " with %" PRId64
-               " rows of padding and %" PRId64 " new keys: expected at most %" PRId64
+               " rows of padding%s and %" PRId64 " new keys: expected at most %" PRId64
                " in all (%s)",
-               b, length, padding, count, room,
+               b, length, padding, a->lengths_with_padding ? " among them" : "", count, room,
                a->block_table ? "the pages of a row of options.block_table" : "k_cache.shape[1]");
-    for (int64_t row = padding + length; a->block_table && count > 0;) {
+    /* Pages that keys are written to, or that the table of rows shall have. */
+    for (int64_t row = a->row_table_after ? padding : begin; a->block_table && row < end;) {
         const int64_t i = row / a->cache_rows, at = entry * a->block_table_stride + i;
         FA_REQUIRE(a->block_table[at] >= 0 && a->block_table[at] < a->cache_blocks,
                    "options.block_table[%" PRId64 "] (row %" PRId64 ", entry %" PRId64
                    ") is %" PRId32 ": expected 0 <= page < %" PRId64 " (k_cache.shape[0])",
                    at, entry, i, a->block_table[at], a->cache_blocks);
         row = (i + 1) * a->cache_rows;
-        if (row >= padding + length + count) break;
     }
     return FA_OK;
 }
@@ -1545,6 +1608,9 @@ static void set_append_arrays(const fa_append_options *o, fa_append_arrays *a)
     a->rotary_positions = o->rotary_positions;
     a->lengths_after = o->lengths_after;
     a->block_table_after = o->block_table_after;
+    a->row_table_after = o->row_table_after;
+    a->cu_seqlens_after = o->cu_seqlens_after;
+    a->lengths_with_padding = (o->flags & FA_LENGTHS_WITH_PADDING) != 0;
 }
 
 /* Rows times heads must be countable. */

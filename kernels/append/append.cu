@@ -124,14 +124,33 @@ FA_DEVICE bool find_item(const fa_append_params *p, const fa_append_kind *k, int
     return true;
 }
 
-/* The lengths and the table of the attention that follows. */
-FA_DEVICE void write_arrays(const fa_append_arrays *a)
+/* Several warps write the row of a sequence in the table of rows, up to its last key. */
+FA_DEVICE void write_row_table(const fa_append_arrays *a, int64_t warps)
 {
+    const int64_t step = (int64_t)gridDim.x * FA_APPEND_ITEMS;
+#pragma unroll 1
+    for (int64_t n = (int64_t)blockIdx.x * FA_APPEND_ITEMS + threadIdx.x / 32; n < a->batch * warps;
+         n += step) {
+        const int64_t b = fa_divide(n, warps), length = fa_append_length_after(a, b);
+        int32_t *row = a->row_table_after + b * fa_append_room(a);
+#pragma unroll 1
+        for (int64_t j = (n - b * warps) * 32 + threadIdx.x % 32; j < length; j += warps * 32)
+            row[j] = fa_append_key_row(a, b, j);
+    }
+}
+
+/* The lengths and the tables of the attention that follows. */
+FA_DEVICE void write_arrays(const fa_append_arrays *a, int64_t table_warps)
+{
+    if (a->row_table_after) write_row_table(a, table_warps);
     const int64_t step = (int64_t)gridDim.x * FA_APPEND_THREADS;
     const int64_t first = (int64_t)blockIdx.x * FA_APPEND_THREADS + threadIdx.x;
 #pragma unroll 1
     for (int64_t b = first; a->lengths_after && b < a->batch; b += step)
         a->lengths_after[b] = fa_append_length_after(a, b);
+#pragma unroll 1
+    for (int64_t b = first; a->cu_seqlens_after && b <= a->batch; b += step)
+        a->cu_seqlens_after[b] = fa_append_start_after(a, b);
 #pragma unroll 1
     for (int64_t n = first; a->block_table_after && n < a->batch * a->block_table_stride;
          n += step) {
@@ -143,7 +162,7 @@ FA_DEVICE void write_arrays(const fa_append_arrays *a)
 FA_KERNEL __launch_bounds__(FA_APPEND_THREADS)
     append_simt(const __grid_constant__ fa_append_params p)
 {
-    write_arrays(&p.arrays);
+    write_arrays(&p.arrays, p.table_warps);
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < p.tasks; task += gridDim.x) {
         int64_t n = task * FA_APPEND_ITEMS + threadIdx.x / 32, before = 0;

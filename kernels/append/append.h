@@ -27,10 +27,15 @@ typedef struct fa_append_params {
     fa_append_kind kinds[FA_APPEND_KINDS];
     fa_kernel_view cos, sin;
     int64_t tasks;
+    int64_t table_warps; /* for the row of a sequence in row_table_after */
     int32_t rotary_offset, interleaved, one_position, write_scales;
 } fa_append_params;
 
 #define FA_APPEND_THREADS 128
 #define FA_APPEND_ITEMS 4 /* of a block: a warp each */
+
+/* Entries of row_table_after for a lane, and warps of all rows, beyond which lanes write more entries. */
+#define FA_APPEND_LANE_ENTRIES 8
+#define FA_APPEND_TABLE_WARPS 16384
 
 #endif

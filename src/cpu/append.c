@@ -133,6 +133,11 @@ void fa_cpu_append(const fa_append_problem *p)
     for (int64_t b = 0; a->block_table_after && b < a->batch; b++)
         for (int64_t i = 0; i < a->block_table_stride; i++)
             a->block_table_after[b * a->block_table_stride + i] = fa_append_table_entry(a, b, i);
+    for (int64_t b = 0; a->row_table_after && b < a->batch; b++)
+        for (int64_t j = 0; j < fa_append_length_after(a, b); j++)
+            a->row_table_after[b * fa_append_room(a) + j] = fa_append_key_row(a, b, j);
+    for (int64_t b = 0; a->cu_seqlens_after && b <= a->batch; b++)
+        a->cu_seqlens_after[b] = fa_append_start_after(a, b);
     if (total == 0) return;
     const int wanted = fa_cpu_threads(p->threads, 8.0 * (double)total * (double)p->d);
     const int threads = fa_team_reserve((int)(wanted < total ? wanted : total));

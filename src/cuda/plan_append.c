@@ -15,6 +15,15 @@ static void count_items(const fa_append_problem *p, int64_t items[FA_APPEND_KIND
     items[FA_APPEND_QUERIES] = p->q.data ? p->blocks_q * p->arrays.rows_q * p->heads_q : 0;
 }
 
+/* Warps for the row of a sequence in row_table_after. */
+static int64_t count_table_warps(const fa_append_arrays *a)
+{
+    if (!a->row_table_after || a->batch == 0) return 0;
+    const int64_t wanted = fa_cuda_count_tiles(fa_append_room(a), 32 * FA_APPEND_LANE_ENTRIES);
+    const int64_t most = FA_APPEND_TABLE_WARPS / a->batch;
+    return wanted < most ? wanted : most > 0 ? most : 1;
+}
+
 void fa_cuda_set_append_params(const fa_append_problem *p, const fa_cuda_plan_launch *l,
                                fa_append_params *params)
 {
@@ -28,7 +37,8 @@ void fa_cuda_set_append_params(const fa_append_problem *p, const fa_cuda_plan_la
     params->interleaved = p->interleaved;
     params->one_position = p->one_position;
     params->write_scales = p->write_scales;
-    params->tasks = l->tasks;
+    params->tasks = l->tiles;
+    params->table_warps = count_table_warps(a);
     count_items(p, items);
     for (int kind = 0; kind < FA_APPEND_KINDS; kind++) {
         const bool values = kind == FA_APPEND_VALUES, queries = kind == FA_APPEND_QUERIES;
@@ -68,9 +78,12 @@ bool fa_cuda_plan_append(const fa_append_problem *p, const fa_cuda_device *devic
     count_items(p, items);
     for (int kind = 0; kind < FA_APPEND_KINDS; kind++) total += items[kind];
     const int64_t tasks = fa_cuda_count_tiles(total, FA_APPEND_ITEMS);
-    /* Without rows there are still lengths and a table to write; any number of blocks does this. */
+    /* Without rows there are still lengths and tables to write; any number of blocks does this. */
+    const fa_append_arrays *a = &p->arrays;
     const bool arrays =
-        (p->arrays.lengths_after || p->arrays.block_table_after) && p->arrays.batch > 0;
-    fa_cuda_set_tasks(l, tasks, tasks > 0 || !arrays ? tasks : 1);
+        ((a->lengths_after || a->block_table_after) && a->batch > 0) || a->cu_seqlens_after;
+    int64_t blocks = fa_cuda_count_tiles(count_table_warps(a) * a->batch, FA_APPEND_ITEMS);
+    if (blocks == 0 && arrays) blocks = 1;
+    fa_cuda_set_tasks(l, tasks, tasks > blocks ? tasks : blocks);
     return true;
 }

@@ -94,12 +94,16 @@ static int64_t draw_cache(append_case *c, int64_t *blocks, int64_t *rows)
     for (int64_t b = 0; b < c->batch; b++) {
         const int64_t length = lengths ? between(c, 0, 20) : 0,
                       pad = padding ? between(c, 0, 4) : 0;
+        const int64_t before =
+            padding && o->flags & FA_LENGTHS_WITH_PADDING ? length : length + pad;
         if (lengths) lengths[b] = (int32_t)length;
-        if (padding) padding[b] = (int32_t)pad;
+        if (padding)
+            padding[b] = (int32_t)(pad < before + c->count_new[b] ? pad : before + c->count_new[b]);
         if (length + c->count_new[b] > longest) longest = length + c->count_new[b];
         if (length + c->count_q[b] > longest) longest = length + c->count_q[b];
-        if (length + pad + c->count_new[b] > need) need = length + pad + c->count_new[b];
+        if (before + c->count_new[b] > need) need = before + c->count_new[b];
     }
+    if (!padding) o->flags &= ~(uint32_t)FA_LENGTHS_WITH_PADDING;
     if (once_in(c, 2)) {
         int32_t *order = make_integers(c, "cache_index", entries);
         for (int64_t b = 0; b < entries; b++) order[b] = (int32_t)b;
@@ -189,6 +193,35 @@ static void make_table_after(append_case *c)
     c->o.block_table_after = c->table;
 }
 
+/* Rows from one block of a cache to the next; 0: not a whole number. */
+static int64_t rows_apart_of(const fa_tensor *t)
+{
+    if (t->shape[1] <= 1) return 1;
+    if (t->shape[0] <= 1) return t->shape[1];
+    return t->stride[0] % t->stride[1] || t->stride[0] < t->shape[1] * t->stride[1]
+               ? 0
+               : t->stride[0] / t->stride[1];
+}
+
+static int64_t room_of(const append_case *c)
+{
+    return c->k_cache.shape[1] * (c->o.block_table ? c->o.block_table_stride : 1);
+}
+
+/* Arrays that number all rows of the cache, if it can have them. */
+static void make_rows_after(append_case *c)
+{
+    const int64_t apart = rows_apart_of(&c->k_cache);
+    if (apart == 0 || (c->has_v && rows_apart_of(&c->v_cache) != apart)) return;
+    c->rows = make_integers(c, "row_table_after", c->batch * room_of(c));
+    ref_buffers_whole_output(&c->buffers, c->rows);
+    c->o.row_table_after = c->rows;
+    if (c->o.block_table || c->o.cache_index) return;
+    c->cu = make_integers(c, "cu_seqlens_after", c->batch + 1);
+    ref_buffers_whole_output(&c->buffers, c->cu);
+    c->o.cu_seqlens_after = c->cu;
+}
+
 static void keep_all(append_case *c)
 {
     size_t bytes = 0;
@@ -219,6 +252,7 @@ void append_case_make(append_case *c, uint64_t seed)
     const bool packed = once_in(c, 3),
                packed_q = queries && (packed ? !once_in(c, 4) : once_in(c, 4));
     if (once_in(c, 3)) o->flags |= FA_WRITE_SCALES;
+    if (once_in(c, 2)) o->flags |= FA_LENGTHS_WITH_PADDING; /* if there is any */
     int64_t blocks_new, blocks_q = 0, rows_q = 0, cache_blocks, cache_rows;
     const int64_t rows_new = draw_side(c, "cu_seqlens_new", packed, c->n_new, c->count_new,
                                        &o->cu_seqlens_new, &o->seqlens_new, &blocks_new);
@@ -244,6 +278,7 @@ void append_case_make(append_case *c, uint64_t seed)
     if (queries) make_queries(c, blocks_q, rows_q);
     if (once_in(c, 2)) make_lengths_after(c);
     if (o->block_table && once_in(c, 2)) make_table_after(c);
+    if (once_in(c, 2)) make_rows_after(c);
     keep_all(c);
     snprintf(c->text, sizeof c->text,
              "batch %lld n_new %lld%s n_q %lld%s heads %lld/%lld d %lld d_v %lld k %s to %s v %s, "
@@ -377,8 +412,9 @@ static row_place place_of(const append_case *c, int64_t b, int64_t t)
 {
     const fa_append_options *o = &c->o;
     const int64_t entry = o->cache_index ? o->cache_index[b] : b;
-    const int64_t row =
-        (o->left_padding ? o->left_padding[b] : 0) + (o->lengths ? o->lengths[b] : 0) + t;
+    const bool counted = o->flags & FA_LENGTHS_WITH_PADDING;
+    const int64_t row = (o->left_padding && !counted ? o->left_padding[b] : 0) +
+                        (o->lengths ? o->lengths[b] : 0) + t;
     row_place p = {o->cu_seqlens_new ? 0 : b, o->cu_seqlens_new ? o->cu_seqlens_new[b] + t : t,
                    entry, row, position_of(c, b, t)};
     if (o->block_table) {
@@ -430,11 +466,18 @@ static void check_queries(append_case *c, ref_report *r)
     free(touched);
 }
 
-/* Of a sequence, if no length is wild. */
+/* Keys of a sequence, if no length is wild. */
+static int64_t length_after(const append_case *c, int64_t b)
+{
+    const bool counted = c->o.flags & FA_LENGTHS_WITH_PADDING;
+    return (c->o.lengths ? c->o.lengths[b] : 0) + c->count_new[b] -
+           (counted ? c->o.left_padding[b] : 0);
+}
+
 static void check_lengths_after(const append_case *c, ref_report *r)
 {
     for (int64_t b = 0; c->after && b < c->batch; b++) {
-        const int64_t want = (c->o.lengths ? c->o.lengths[b] : 0) + c->count_new[b];
+        const int64_t want = length_after(c, b);
         if (c->after[b] != want)
             ref_fail(r, "lengths_after[%lld] is %d, expected %lld", (long long)b, (int)c->after[b],
                      (long long)want);
@@ -458,10 +501,38 @@ static void check_table_after(const append_case *c, ref_report *r)
     }
 }
 
+/* Where keys are, if nothing is wild. Entries behind the last key are as they were. */
+static void check_rows_after(const append_case *c, ref_report *r)
+{
+    const fa_append_options *o = &c->o;
+    const int64_t apart = rows_apart_of(&c->k_cache), rows = c->k_cache.shape[1];
+    for (int64_t b = 0; c->rows && b < c->batch; b++)
+        for (int64_t j = 0; j < room_of(c); j++) {
+            const int64_t row = j + (o->left_padding ? o->left_padding[b] : 0);
+            int64_t block = o->cache_index ? o->cache_index[b] : b, want = -1;
+            if (j < length_after(c, b)) {
+                if (o->block_table)
+                    block = o->block_table[block * o->block_table_stride + row / rows];
+                want = block * apart + row % rows;
+            }
+            if (c->rows[b * room_of(c) + j] != want)
+                ref_fail(r, "row_table_after[%lld, %lld] is %d, expected %lld", (long long)b,
+                         (long long)j, (int)c->rows[b * room_of(c) + j], (long long)want);
+        }
+    for (int64_t b = 0; c->cu && b <= c->batch; b++) {
+        int64_t want = b * apart + (b < c->batch && o->left_padding ? o->left_padding[b] : 0);
+        if (b == c->batch) want = b > 0 ? (b - 1) * apart + rows : 0;
+        if (c->cu[b] != want)
+            ref_fail(r, "cu_seqlens_after[%lld] is %d, expected %lld", (long long)b, (int)c->cu[b],
+                     (long long)want);
+    }
+}
+
 void append_case_check(append_case *c, ref_report *report)
 {
     check_lengths_after(c, report);
     check_table_after(c, report);
+    check_rows_after(c, report);
     check_keys(c, report);
     if (c->o.q) check_queries(c, report);
     ref_buffers_check(&c->buffers, report);
@@ -508,5 +579,15 @@ void append_case_check_inside(const append_case *c, ref_report *report)
                      (long long)room);
     }
     check_table_after(c, report);
+    const int64_t apart = rows_apart_of(&c->k_cache);
+    for (int64_t i = 0; c->rows && i < c->batch * room_of(c); i++)
+        if (c->rows[i] != -1 && (c->rows[i] < 0 || c->rows[i] / apart >= c->k_cache.shape[0] ||
+                                 c->rows[i] % apart >= rows))
+            ref_fail(report, "row_table_after[%lld] is %d: expected a row of the cache",
+                     (long long)i, (int)c->rows[i]);
+    for (int64_t b = 0; c->cu && b < c->batch; b++)
+        if (c->cu[b] < b * apart || c->cu[b] > b * apart + rows)
+            ref_fail(report, "cu_seqlens_after[%lld] is %d: expected %lld to %lld", (long long)b,
+                     (int)c->cu[b], (long long)(b * apart), (long long)(b * apart + rows));
     ref_buffers_check(&c->buffers, report);
 }

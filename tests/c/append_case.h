@@ -17,6 +17,8 @@ typedef struct append_case {
     bool has_v, in_place;
     int32_t *after; /* lengths_after, or NULL */
     int32_t *table; /* block_table_after, or NULL */
+    int32_t *rows;  /* row_table_after, or NULL */
+    int32_t *cu;    /* cu_seqlens_after, or NULL */
     int64_t batch, n_new, n_q, heads_kv, heads_q, d, d_v;
     int64_t count_new[APPEND_MAX_BATCH], count_q[APPEND_MAX_BATCH]; /* of each sequence */
     char *before; /* all buffers, before the call */

@@ -52,7 +52,11 @@ static void test_wild(void)
                 CHECK(c.after[b] == -1, "wild case %d: lengths were written", (int)seed);
             for (int64_t i = 0; c.table && i < c.batch * c.o.block_table_stride; i++)
                 CHECK(c.table[i] == -1, "wild case %d: the table was written", (int)seed);
-            c.after = c.table = NULL;
+            for (int64_t b = 0; c.cu && b <= c.batch; b++)
+                CHECK(c.cu[b] == -1, "wild case %d: cu_seqlens_after was written", (int)seed);
+            for (int64_t b = 0; c.rows && c.k_cache.shape[1] > 0 && b < c.batch; b++)
+                CHECK(c.rows[b] == -1, "wild case %d: the table of rows was written", (int)seed);
+            c.after = c.table = c.rows = c.cu = NULL;
             append_case_check(&c, &report);
         } else {
             append_case_check_inside(&c, &report);
@@ -355,6 +359,13 @@ static void test_lengths(void)
     REFUSES(s.o.lengths_after = lengths, "options.lengths_after at", "overlaps options.lengths");
     REFUSES(s.o.lengths_after = (int32_t *)((char *)counts + 2), "options.lengths_after",
             "aligned");
+    REFUSES(s.o.flags = FA_LENGTHS_WITH_PADDING, "options.flags is 0x8",
+            "without options.left_padding");
+    REFUSES(s.o.flags = FA_LENGTHS_WITH_PADDING; s.o.left_padding = padding;
+            padding[1] = 4, "options.left_padding[1] is 4", "expected at most 3 rows");
+    REFUSES(s.o.flags = FA_LENGTHS_WITH_PADDING; s.o.left_padding = padding; padding[0] = 2;
+            lengths[0] = 4, "options.lengths[0] is 4 with 2 rows of padding among them and 3 new",
+            "expected at most 6 in all");
     REFUSES(s.o.num_sequences = B, "options.num_sequences is 2", "expected 0 without");
     REFUSES(s.o.num_sequences = -1; s.o.cu_seqlens_new = cu, "options.num_sequences is -1", "2^60");
 }
@@ -390,9 +401,31 @@ static void test_pages(void)
             s.o.block_table_stride = 2, "options.block_table is 0x", "aligned to 4 bytes");
 }
 
+/* Arrays that number all rows of the cache. */
+static void test_rows_after(void)
+{
+    static int32_t rows[B * ROWS], cu_after[B + 1];
+    REFUSES(s.o.row_table_after = rows; s.k_cache.stride[0] = ROWS * H * D + 1,
+                                        "k_cache.stride is {97, 16, ...}",
+                                        "a whole number of rows apart, at least 6");
+    REFUSES(s.o.cu_seqlens_after = cu_after; s.v_cache.stride[0] = (ROWS + 1) * H * DV,
+                                             "blocks of k_cache are 6 and of v_cache 7 rows apart",
+                                             "expected the same");
+    REFUSES(s.o.row_table_after = rows; s.v_new_p = s.v_cache_p = NULL;
+            s.k_cache.stride[0] = (int64_t)H * D << 31, "k_cache has 2 blocks", "fewer than 2^31");
+    REFUSES(s.o.cu_seqlens_after = cu_after; s.o.cache_index = index_,
+                                             "options.cu_seqlens_after is set",
+                                             "NULL with options.cache_index");
+    REFUSES(s.o.cu_seqlens_after = cu_after;
+            use_pages(&s), "options.cu_seqlens_after is set", "NULL with options.block_table");
+    REFUSES(s.o.row_table_after = lengths, "options.row_table_after at", "overlaps");
+    REFUSES(use_pages(&s); s.o.row_table_after = rows; lengths[0] = 3;
+            table[0] = 9, "options.block_table[0] (row 0, entry 0) is 9", "0 <= page < 4");
+}
+
 static void test_options(void)
 {
-    REFUSES(s.o.flags = 8, "options.flags is 0x8", "expected only the bits 0x7");
+    REFUSES(s.o.flags = 16, "options.flags is 0x10", "expected only the bits 0xf");
     REFUSES(s.o.reserved = 1, "options.reserved is 1", "expected 0");
     REFUSES(s.o.threads = -1, "options.threads is -1", "expected > 0");
     REFUSES(s.o.stream = room, "options.stream is 0x", "as the call runs on the CPU");
@@ -438,6 +471,7 @@ int main(void)
     test_rotary_tables();
     test_lengths();
     test_pages();
+    test_rows_after();
     test_options();
     test_sizes();
     return test_end();

@@ -563,6 +563,55 @@ static void test_decode_step(void)
     }
 }
 
+/* The same with padding in front of the keys, which attention does not see: over pages by a table of rows, over a
+ * contiguous cache as packed sequences; also without new keys. */
+static void test_padded_decode_step(void)
+{
+    enum { SEQUENCES = 4, BLOCKS = 64, BLOCK = 16, ENTRIES = 8, GROUP = 4 };
+    use(0);
+    char *memory = allocate_aligned(64 << 20);
+    int32_t *arrays = (int32_t *)(void *)memory;
+    const fake_cuda_record *record = find_record();
+    for (int i = 0; i < 4; i++) {
+        const bool paged = i & 1;
+        const int before = record->launches;
+        const int64_t blocks = paged ? BLOCKS : SEQUENCES, rows = blocks * BLOCK;
+        const fa_tensor new =
+            fa_bshd(memory + (3 << 20), FA_BFLOAT16, SEQUENCES, i < 2, HEADS, 128);
+        const fa_tensor k = fa_bshd(memory + (4 << 20), FA_BFLOAT16, blocks, BLOCK, HEADS, 128);
+        const fa_tensor v = fa_bshd(memory + (24 << 20), FA_BFLOAT16, blocks, BLOCK, HEADS, 128);
+        fa_append_options append = {.size = sizeof append,
+                                    .device = FA_DEVICE_CUDA,
+                                    .flags = FA_LENGTHS_WITH_PADDING,
+                                    .lengths = arrays,
+                                    .left_padding = arrays + 16,
+                                    .lengths_after = arrays + 32};
+        setup s = {.o = {.size = sizeof s.o,
+                         .device = FA_DEVICE_CUDA,
+                         .seqlens_k = append.lengths_after,
+                         .workspace = memory + (48 << 20),
+                         .workspace_size = 16 << 20}};
+        s.q = fa_bshd(memory + (1 << 20), FA_BFLOAT16, SEQUENCES, 1, GROUP * HEADS, 128);
+        s.out = fa_bshd(memory + (2 << 20), FA_BFLOAT16, SEQUENCES, 1, GROUP * HEADS, 128);
+        s.k = fa_bshd(k.data, k.dtype, paged ? rows : 1, paged ? 1 : rows, HEADS, 128);
+        s.v = fa_bshd(v.data, v.dtype, paged ? rows : 1, paged ? 1 : rows, HEADS, 128);
+        if (paged) {
+            append.block_table = arrays + 1024;
+            append.block_table_stride = ENTRIES;
+            s.o.block_table = append.row_table_after = arrays + 4096;
+            s.o.block_table_stride = ENTRIES * BLOCK;
+        } else {
+            s.o.cu_seqlens_k = append.cu_seqlens_after = arrays + 48;
+            s.o.num_sequences = SEQUENCES;
+        }
+        CHECK(fa_append(&new, &new, &k, &v, &append) == FA_OK &&
+                  strcmp(record->last.name, "append_simt") == 0,
+              "case %d: %s", i, fa_last_error());
+        CHECK(decode(&s) == FA_OK && record->launches == before + 2, "case %d: %s, %d launches", i,
+              fa_last_error(), record->launches - before);
+    }
+}
+
 /* The driver is told that the rounding of dq may overlap the previous kernel. */
 static void test_overlapping_launch(void)
 {
@@ -681,6 +730,7 @@ int main(void)
         if (strstr(fa_cuda_architectures, "90a")) { /* the fake device's */
             failures += run_alone(test_caches) != 0;
             failures += run_alone(test_decode_step) != 0;
+            failures += run_alone(test_padded_decode_step) != 0;
             failures += run_alone(test_overlapping_launch) != 0;
         }
         failures += run_alone(test_checked_lengths) != 0;

@@ -75,6 +75,18 @@ static void take_table(input *in, fuzz_case *c)
         o->block_table_after = take_array(in, c, count);
 }
 
+/* Arrays that number all rows of the cache. A call that sees less of the struct sees none of them. */
+static void take_rows_after(input *in, fuzz_case *c)
+{
+    fa_append_options *o = &c->o;
+    int64_t count, rows = c->k_cache.shape[1];
+    if (o->block_table && __builtin_mul_overflow(rows, o->block_table_stride, &rows)) return;
+    if (!__builtin_mul_overflow(c->batch, rows, &count))
+        o->row_table_after = take_array(in, c, count);
+    if (take(in) % 2 && c->batch >= 0 && c->batch <= MOST)
+        o->cu_seqlens_after = take_array(in, c, c->batch + 1);
+}
+
 static void take_rotary(input *in, fuzz_case *c, int64_t half, fa_dtype dtype)
 {
     fa_append_options *o = &c->o;
@@ -128,7 +140,7 @@ static fuzz_case *take_case(input *in)
     const int64_t rows = take(in) % 24, heads_kv = take(in) % 4, d = take(in) % 24;
     const int64_t heads = heads_kv * (1 + take(in) % 3), d_v = take(in) % 24;
     const fa_dtype dtype = (fa_dtype)(take(in) % 3), cache_type = cache_types[take(in) % 5];
-    if (take(in) % 2) o->flags = take(in) % 16 ? take(in) & 7u : take(in);
+    if (take(in) % 2) o->flags = take(in) % 16 ? take(in) & 15u : take(in);
     o->cu_seqlens_new = take_starts(in, c);
     o->seqlens_new = take_array(in, c, c->batch);
     const int64_t blocks = o->cu_seqlens_new ? 1 : c->batch;
@@ -142,6 +154,7 @@ static fuzz_case *take_case(input *in)
     o->cache_index = take_array(in, c, c->batch);
     o->lengths_after = take_array(in, c, c->batch);
     if (take(in) % 2) take_table(in, c);
+    if (take(in) % 2) take_rows_after(in, c);
     if (take(in) % 2) take_rotary(in, c, take(in) % 12, dtype);
     if (take(in) % 3 == 1) take_queries(in, c, heads, d, dtype);
     if ((o->cu_seqlens_new || o->cu_seqlens_q) && take(in) % 32) o->num_sequences = c->batch;
