@@ -398,7 +398,7 @@ FA_API fa_status fa_decode(const fa_tensor *q, const fa_tensor *k, const fa_tens
 enum {
     FA_ROTARY_INTERLEAVED = 1 << 0, /* pairs are columns 2i and 2i+1; without it i and i + r/2    */
     FA_ROTARY_ONE_POSITION = 1 << 1, /* all queries of a sequence have the position of the first  */
-    FA_WRITE_SCALES = 1 << 2, /* compute and write the scale of each row and head                 */
+    FA_WRITE_SCALES = 1 << 2,       /* compute and write the scale of each row and head           */
     FA_LENGTHS_WITH_PADDING = 1 << 3 /* lengths count the rows of left_padding, too               */
 };
 
@@ -452,10 +452,10 @@ typedef struct fa_append_options {
     int32_t reserved; /* 0                                                                         */
     void *stream;     /* CUDA: as in fa_options                                                    */
 
-    /* (B), written: the number of keys of each sequence in the cache after the call, without padding. This
-     * is lengths[b] plus the number of new keys (minus left_padding[b] with FA_LENGTHS_WITH_PADDING), at most
-     * what the cache has room for after the padding, and 0 if lengths[b] is negative. Attention after this
-     * call can take it as seqlens_k. NULL: none */
+    /* (B), written: the number of keys of each sequence in the cache after the call, without padding.
+     * This is lengths[b] plus the number of new keys (with FA_LENGTHS_WITH_PADDING minus
+     * left_padding[b]), at most what the cache has room for after the padding, and 0 if lengths[b] is
+     * negative. Attention after this call can take it as seqlens_k. NULL: none */
     int32_t *lengths_after;
 
     /* (B, block_table_stride), written: the row of block_table that each sequence has. On CUDA a wrong
@@ -463,19 +463,21 @@ typedef struct fa_append_options {
      * none */
     int32_t *block_table_after;
 
-    /* For attention after this call that shall not see the padding. For both, blocks of k_cache and of
-     * v_cache must be the same whole number of rows apart: stride[0] = r * stride[1]; fewer than 2^31 rows
-     * in all. A block is an entry of axis 0; r is shape[1] if there is one block, and 1 if blocks have
-     * one row. On CUDA a wrong left_padding[b], cache_index[b] or page gives the nearest one.
+    /* Written, for attention that does not see the padding. Both arrays number the rows of the cache:
+     * row i of block b (of entry b of axis 0) has the number b * r + i. Blocks of k_cache and of v_cache
+     * must be the same number r of rows apart, stride[0] = r * stride[1] (r = 1 if blocks have one row),
+     * and there must be fewer than 2^31 numbers. On CUDA a wrong left_padding[b], cache_index[b] or page
+     * number gives the nearest right one. NULL: none
      *
-     * row_table_after (B, rows of a sequence: k_cache.shape[1], paged: times block_table_stride), written:
-     * entry j is where key j of the sequence is, block * r + row. Entries after the sequence's last key are
-     * not written. Attention can take it as block_table, with the cache as pages of one row: shape
-     * (rows, 1, Hkv, d), and as stride[0] the stride of a row. NULL: none
+     * row_table_after: (B, rows of a sequence), where these are k_cache.shape[1], paged: times
+     * block_table_stride. Entry j is the number of the row that has key j; entries after the last key
+     * are not written. Attention after this call can take it as block_table, with the cache as pages of
+     * one row: shape (rows, 1, Hkv, d), stride[0] = the cache's stride[1] (of blocks of one row
+     * stride[0]).
      *
-     * cu_seqlens_after (B + 1), written: where the keys of sequence b begin, b * r + left_padding[b], and at
-     * last the end of sequence B - 1. Attention can take it as cu_seqlens_k, with the cache as packed
-     * sequences: shape (1, rows, Hkv, d). Not with block_table or cache_index. NULL: none */
+     * cu_seqlens_after: (B + 1), not with block_table or cache_index. The number of the first key of each
+     * sequence, and of the row after the last sequence. Attention after this call can take it as
+     * cu_seqlens_k, with the cache as packed sequences: shape (1, rows, Hkv, d), stride[1] as above. */
     int32_t *row_table_after;
     int32_t *cu_seqlens_after;
 } fa_append_options;
@@ -501,10 +503,11 @@ static inline fa_append_options fa_append_options_init(void)
  *                     types, float8_e4m3 or int8
  *   options->q        (B, n_q, Hq, d), packed: (1, total_q, Hq, d); q_out the same
  * v_new and v_cache may both be NULL: then only keys are written (latent attention, whose values are a
- * part of its keys). Elements are rotated in float32 and rounded once. In 8 bits, numbers that are too
- * large are clamped to the largest number. NaN stays NaN in float8_e4m3 and becomes 0 in int8, but a
- * written scale is then NaN. Any other written scale is the row's largest magnitude divided by 448
- * (float8_e4m3) or 127 (int8).
+ * part of its keys). Without rows in k_new the cache is not written: the call rotates queries, and writes
+ * lengths and tables for the attention after it. Elements are rotated in float32 and rounded once. In 8
+ * bits, numbers that are too large are clamped to the largest number. NaN stays NaN in float8_e4m3 and
+ * becomes 0 in int8, but a written scale is then NaN. Any other written scale is the row's largest
+ * magnitude divided by 448 (float8_e4m3) or 127 (int8).
  * Rows of the cache that get no new key do not change, and neither do rows of q_out of no sequence.
  * Nothing is written outside of the cache. On the CPU a length, an index or a page number outside of it
  * is an error. On CUDA such a key is not written, nor is any key of a sequence with a negative length,

@@ -1331,12 +1331,19 @@ static fa_status set_rows_apart(const fa_append_call *c, fa_append_arrays *a)
     return FA_OK;
 }
 
+/* Without new keys the cache is not written. */
+static bool writes_keys(const fa_append_problem *p)
+{
+    return p->blocks_new > 0 && p->arrays.rows_new > 0;
+}
+
 static fa_status set_cache(const fa_append_call *c, fa_append_problem *p)
 {
     const fa_append_options *o = c->options;
     const fa_tensor *k = c->k_cache, *v = c->v_cache;
     fa_append_arrays *a = &p->arrays;
-    FA_TRY(check_tensor("k_cache", k, ROLE_CACHE, false));
+    const role r = writes_keys(p) ? ROLE_CACHE : ROLE_KEYS;
+    FA_TRY(check_tensor("k_cache", k, r, false));
     FA_TRY(check_axis("k_cache", k, 2, p->heads_kv, "k_new.shape[2]"));
     FA_TRY(check_axis("k_cache", k, 3, p->d, "k_new.shape[3]"));
     set_row_view(&p->k_cache, k);
@@ -1367,7 +1374,7 @@ static fa_status set_cache(const fa_append_call *c, fa_append_problem *p)
                " (the batch), as options.cache_index is NULL",
                a->block_table_rows, a->batch);
     if (v) {
-        FA_TRY(check_tensor("v_cache", v, ROLE_CACHE, false));
+        FA_TRY(check_tensor("v_cache", v, r, false));
         FA_TRY(check_like("v_cache", v, "k_cache", k, 3));
         FA_TRY(check_axis("v_cache", v, 3, p->d_v, "v_new.shape[3]"));
         set_row_view(&p->v_cache, v);
@@ -1470,8 +1477,8 @@ static fa_status check_append_aliasing(const fa_append_call *c, const fa_append_
     r.count = 0;
     add_tensor(&r, "k_new", c->k_new, false);
     add_tensor(&r, "v_new", c->v_new, false);
-    add_tensor(&r, "k_cache", c->k_cache, true);
-    add_tensor(&r, "v_cache", c->v_cache, true);
+    add_tensor(&r, "k_cache", c->k_cache, writes_keys(p));
+    add_tensor(&r, "v_cache", c->v_cache, writes_keys(p));
     add_tensor(&r, "options.cos", o->cos, false);
     add_tensor(&r, "options.sin", o->sin, false);
     if (o->q && (!o->q_out || same_place(o->q, o->q_out))) {

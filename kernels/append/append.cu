@@ -142,7 +142,6 @@ FA_DEVICE void write_row_table(const fa_append_arrays *a, int64_t warps)
 /* The lengths and the tables of the attention that follows. */
 FA_DEVICE void write_arrays(const fa_append_arrays *a, int64_t table_warps)
 {
-    if (a->row_table_after) write_row_table(a, table_warps);
     const int64_t step = (int64_t)gridDim.x * FA_APPEND_THREADS;
     const int64_t first = (int64_t)blockIdx.x * FA_APPEND_THREADS + threadIdx.x;
 #pragma unroll 1
@@ -157,6 +156,7 @@ FA_DEVICE void write_arrays(const fa_append_arrays *a, int64_t table_warps)
         const int64_t b = fa_divide(n, a->block_table_stride);
         a->block_table_after[n] = fa_append_table_entry(a, b, n - b * a->block_table_stride);
     }
+    if (a->row_table_after) write_row_table(a, table_warps);
 }
 
 FA_KERNEL __launch_bounds__(FA_APPEND_THREADS)

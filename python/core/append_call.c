@@ -30,6 +30,7 @@ static const option options[] = {
     {"interleaved", FLAG, 0, FA_ROTARY_INTERLEAVED},
     {"one_position", FLAG, 0, FA_ROTARY_ONE_POSITION},
     {"write_scales", FLAG, 0, FA_WRITE_SCALES},
+    {"lengths_with_padding", FLAG, 0, FA_LENGTHS_WITH_PADDING},
     {"cu_seqlens_new", INTS, FIELD(cu_seqlens_new), 0},
     {"cu_seqlens_q", INTS, FIELD(cu_seqlens_q), 0},
     {"lengths", INTS, FIELD(lengths), 0},
@@ -47,6 +48,8 @@ static const option options[] = {
     {"v_scale", TENSOR, FIELD(v_scale), 0},
     {"lengths_after", WRITTEN, FIELD(lengths_after), 0},
     {"block_table_after", WRITTEN, FIELD(block_table_after), 0},
+    {"row_table_after", WRITTEN, FIELD(row_table_after), 0},
+    {"cu_seqlens_after", WRITTEN, FIELD(cu_seqlens_after), 0},
     {"rotary_offset", NUMBER, FIELD(rotary_offset), 0},
     {"threads", THREADS, 0, 0},
     {"stream", IGNORED, 0, 0},   /* call_begin has read it */
@@ -130,9 +133,12 @@ static int read_integers(append_call *a, const option *o, PyObject *value)
 
 static int read_written(append_call *a, const option *o, PyObject *value)
 {
-    const bool table = o->at == FIELD(block_table_after);
-    const int64_t each = table ? a->options.block_table_stride : 1;
-    return call_written_ints(&a->c, o->name, value, count_sequences(a) * each,
+    const int64_t pages = a->options.block_table ? a->options.block_table_stride : 1;
+    int64_t count = count_sequences(a);
+    if (o->at == FIELD(block_table_after)) count *= pages;
+    if (o->at == FIELD(row_table_after)) count *= pages * a->k_cache.shape[1];
+    if (o->at == FIELD(cu_seqlens_after)) count++;
+    return call_written_ints(&a->c, o->name, value, count,
                              (int32_t **)(void *)((char *)&a->options + o->at));
 }
 

@@ -76,6 +76,10 @@ def _as_type_of(xp, x, like):
     return x.astype(like.dtype) if xp is np else x.to(like.dtype)
 
 
+def _is_on_cuda(x):
+    return is_tensor(x) and x.is_cuda
+
+
 def _arange(xp, count, like):
     return np.arange(count) if xp is np else xp.arange(count, device=like.device)
 
@@ -415,8 +419,8 @@ class _CachePositions:
         self.lengths, self.batch_idx = lengths, batch_idx
         self.leftpad, self.table = leftpad, table
         self.rotary_seqlens = rotary_seqlens
-        # What the library's append writes: lengths_after() and item_tables().
-        self.after = self.table_after = None
+        # What fa_append will write: options of it, and arrays.
+        self.after = {}
         given = [x for x in (lengths, batch_idx, leftpad, table, rotary_seqlens) if x is not None]
         self.known = all(x.host is not None for x in given)
         self.known = self.known and self.queries.known and self.new.known
@@ -437,7 +441,7 @@ class _CachePositions:
                 "capacity)"
             )
         # Where nothing is written, the CPU engine's own checks come in time.
-        if self.writes() or leftpad is not None or (is_tensor(q) and q.is_cuda) or batch_idx:
+        if self.writes() or leftpad is not None or _is_on_cuda(q) or batch_idx:
             self.check_lengths()
             self.check_rows()
 
@@ -582,12 +586,27 @@ class _CachePositions:
             descale = descale[:1]
         return descale[:, None, :, None]
 
+    def append_options(self, **others):
+        """The options of fa_append: where keys are, and the arrays that it will write."""
+        given = {
+            "lengths": self.lengths,
+            "cache_index": self.batch_idx,
+            "block_table": self.table,
+            **others,
+        }
+        if self.after and self.leftpad is not None:
+            given["left_padding"] = self.leftpad
+        options = {name: contiguous(x.array) for name, x in given.items() if x is not None}
+        if "left_padding" in options:
+            options["lengths_with_padding"] = True
+        return {**options, **self.after}
+
     def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary, descales, scales, write):
         """Writes the new keys and values and the new lengths by fa_append, in one launch on CUDA.
         With rotary, the options of the rotary embedding, it also rotates keys and queries. scales:
         of the caches, or None; write: it also computes those of the new keys and values. Returns
         the queries, or None if fa_append cannot be used: then nothing is written."""
-        if not self.known and not q.is_cuda:
+        if not self.known and not _is_on_cuda(q):
             return None  # on the CPU the library looks at the numbers, and wrong ones are errors
         if not self.writes() or self.batch == 0:
             return None
@@ -605,25 +624,16 @@ class _CachePositions:
             if k.dtype != v.dtype:
                 return None
         scales = [one if one is not None else other for one, other in zip(scales, of_items)]
-        options = {
-            "lengths": self.lengths,
-            "cache_index": self.batch_idx,
-            "block_table": self.table,
-        }
-        options["cu_seqlens_new"] = self.new.cu_seqlens if self.new.packed else None
+        given = {"cu_seqlens_new": self.new.cu_seqlens if self.new.packed else None}
         if rotary:
             if not _can_append(xp, q, q, rotary["cos"], rotary["sin"]):
                 return None
-            options["rotary_positions"] = self.rotary_seqlens
-            options["cu_seqlens_q"] = self.queries.cu_seqlens if self.queries.packed else None
-        options = {name: contiguous(x.array) for name, x in options.items() if x is not None}
+            given["rotary_positions"] = self.rotary_seqlens
+            given["cu_seqlens_q"] = self.queries.cu_seqlens if self.queries.packed else None
+        options = self.append_options(**given)
         if rotary:
             out = np.empty_like(q) if xp is np else xp.empty_like(q)
             options.update(rotary, queries=q, queries_out=out)
-        if self.after is not None:
-            options["lengths_after"] = self.after
-        if self.table_after is not None:
-            options["block_table_after"] = self.table_after
         for name, scale in zip(("k_scale", "v_scale"), scales):
             if scale is not None:
                 options[name] = scale
@@ -658,65 +668,100 @@ class _CachePositions:
             cache[rows, at] = xp.where(any_inside, values, cache[rows, at])
 
     def options(self, xp, q, k_cache, v_cache, at_once):
-        """The options by which the library finds each item's keys in place. at_once:
-        append_at_once() will be tried before these options are used."""
-        on_device = not self.known and is_tensor(q) and q.is_cuda
-        if at_once and on_device and self.writes() and self.leftpad is None:
-            # Each operation on lengths or tables would be a launch of its own in each step.
-            lengths = self.after = xp.empty_like(self.lengths.array)
-            if self.table is not None and self.batch_idx is not None:
-                shape = self.batch, self.table.array.shape[1]
-                self.table_after = xp.empty(shape, dtype=xp.int32, device=q.device)
-        else:
-            lengths = self.lengths_after(xp)
+        """The caches and options by which the library finds each item's keys in place. at_once:
+        fa_append may write them, which is one launch: if there are new keys, append_at_once() will
+        be tried before they are used."""
+        if at_once and not self.known and _is_on_cuda(q):
+            found = self.options_after(xp, q, k_cache, v_cache)
+            if found is not None:
+                return found
+        lengths = self.lengths_after(xp)
         if self.leftpad is not None:
-            if self.table is None and self.batch_idx is None and not self.queries.packed:
-                return self.skip_left(xp, k_cache, v_cache, lengths)
-            return self.skip_left_of_pages(xp, q, k_cache, v_cache, lengths)
+            lengths, leftpad = self.skip_left(xp, lengths)
+            if self.has_packed_keys():
+                return self.as_packed(xp, k_cache, v_cache, lengths, leftpad)
+            return self.as_rows(xp, q, k_cache, v_cache, lengths, leftpad)
         options = {"seqlens_k": lengths}
-        if self.table_after is not None:
-            options["block_table"] = self.table_after
-        elif self.batch_idx is not None or self.table is not None:
+        if self.batch_idx is not None or self.table is not None:
             table = self.item_tables(xp)
-            if not self.known and not q.is_cuda:
+            if not self.known and not _is_on_cuda(q):
                 # CUDA's kernels clamp page numbers themselves; on the CPU wrong ones are errors.
                 table = table.clamp(0, self.cache_shape[0] - 1)
             options["block_table"] = contiguous(table)
         return k_cache, v_cache, options
 
-    def skip_left(self, xp, k_cache, v_cache, lengths):
+    def options_after(self, xp, q, k_cache, v_cache):
+        """The same on a device, where each operation on lengths and tables would be a launch of its
+        own in each step: with the arrays as they are, for kernels clamp them, or with those that
+        fa_append writes. None: options() must find them."""
+        padded, chosen = self.leftpad is not None, self.batch_idx is not None
+        paged = self.table is not None
+        if self.batch == 0:
+            return None
+
+        def allocate(name, *shape):
+            self.after[name] = xp.empty(shape, dtype=xp.int32, device=q.device)
+            return self.after[name]
+
+        keys, values = k_cache, v_cache
+        if self.writes() or padded:
+            options = {"seqlens_k": allocate("lengths_after", self.batch)}
+        else:
+            options = {"seqlens_k": contiguous(self.lengths.array)}
+        if padded:
+            keys, values, _ = _as_rows(xp, k_cache, v_cache, self.has_packed_keys())
+            if self.has_packed_keys():
+                options["cu_seqlens_k"] = allocate("cu_seqlens_after", self.batch + 1)
+            else:
+                options["block_table"] = allocate("row_table_after", self.batch, self.capacity)
+        elif paged and chosen:
+            shape = self.batch, self.table.array.shape[1]
+            options["block_table"] = allocate("block_table_after", *shape)
+        elif paged or chosen:
+            options["block_table"] = contiguous(self.item_tables(xp))
+        if self.after and not self.writes() and not self.write_after(xp, q, k_cache, v_cache):
+            return None
+        return keys, values, options
+
+    def write_after(self, xp, q, k_cache, v_cache):
+        """Has fa_append write the arrays without new keys. Returns whether it did."""
+        options, self.after = self.append_options(), {}
+        k, v = (
+            xp.empty((self.batch, 0, *cache.shape[2:]), dtype=xp.float32, device=q.device)
+            for cache in (k_cache, v_cache)
+        )
+        if not _can_append(xp, k, v, k_cache, v_cache, ("float8_e4m3fn", "int8")):
+            return False
+        try:
+            return _functional._torch().append(k, v, k_cache, v_cache, options)
+        except ValueError:
+            return False  # attention says what is wrong with the caches
+
+    def has_packed_keys(self):
+        """Whether items with left padding are packed sequences in the cache."""
+        return self.table is None and self.batch_idx is None and not self.queries.packed
+
+    def skip_left(self, xp, lengths):
+        """How many keys follow the left padding, and the left padding."""
+        leftpad = _as_int64(xp, self.leftpad.array)
+        if self.known:
+            return lengths - self.leftpad.array, leftpad
+        leftpad = leftpad.clamp(0, self.capacity)
+        return (lengths - leftpad).clamp(min=0).int(), leftpad
+
+    def as_packed(self, xp, k_cache, v_cache, lengths, leftpad):
         """The cache as packed sequences that start after their left padding."""
-        batch, capacity = self.cache_shape
-        leftpad = self.leftpad.array
-        if not self.known:
-            leftpad = leftpad.clamp(0, capacity)
-        if batch * capacity >= 2**31:
-            raise UnsupportedError(
-                f"k_cache.shape is {tuple(k_cache.shape)}: expected fewer than 2^31 rows in all "
-                "with cache_leftpad"
-            )
-        begins = _arange(xp, batch, k_cache) * capacity + leftpad
-        end = _arange(xp, 1, k_cache) + batch * capacity
+        keys, values, rows_apart = _as_rows(xp, k_cache, v_cache, True)
+        begins = _arange(xp, self.batch, k_cache) * rows_apart + leftpad
+        end = _arange(xp, 1, k_cache) + keys.shape[1]
         cu_seqlens = np.concatenate([begins, end]) if xp is np else xp.cat([begins, end])
-        packed = []
-        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            flat = cache.reshape(1, batch * capacity, *cache.shape[2:])
-            item, row = _strides(cache)[:2]
-            if batch > 1 and capacity > 1 and item != capacity * row:
-                raise UnsupportedError(
-                    f"{name} has gaps between its batch items: cache_leftpad needs them side by "
-                    "side"
-                )
-            packed.append(flat)
         # In NumPy's and PyTorch's int32: as_integers would look at each number again.
         cu_seqlens = cu_seqlens.astype(np.int32) if xp is np else cu_seqlens.int()
-        left = lengths - leftpad
-        seqlens = left if self.known else left.clamp(min=0)
-        return (*packed, {"cu_seqlens_k": cu_seqlens, "seqlens_k": seqlens})
+        return keys, values, {"cu_seqlens_k": cu_seqlens, "seqlens_k": lengths}
 
-    def skip_left_of_pages(self, xp, q, k_cache, v_cache, lengths):
+    def as_rows(self, xp, q, k_cache, v_cache, lengths, leftpad):
         """The cache as pages of one row, with a table that starts after the left padding."""
-        leftpad = _as_int64(xp, self.leftpad.array)
+        keys, values, rows_apart = _as_rows(xp, k_cache, v_cache, False)
         at = leftpad[:, None] + _arange(xp, self.capacity, q)
         at = at.clip(0, max(self.capacity - 1, 0))
         page = at // max(self.page_size, 1)
@@ -728,15 +773,9 @@ class _CachePositions:
         else:
             pages = self.item_tables(xp).gather(1, page)
         pages = _as_int64(xp, pages).clip(0, max(self.cache_shape[0] - 1, 0))
-        rows_apart = _rows_from_page_to_page(k_cache, v_cache)
         table = pages * rows_apart + at % max(self.page_size, 1)
-        left = lengths - self.leftpad.array
-        options = {
-            "block_table": table.astype(np.int32) if xp is np else table.int(),
-            "seqlens_k": left if self.known else left.clamp(min=0),
-        }
-        flat = (_as_single_rows(xp, cache, rows_apart) for cache in (k_cache, v_cache))
-        return (*flat, options)
+        table = table.astype(np.int32) if xp is np else table.int()
+        return keys, values, {"block_table": table, "seqlens_k": lengths}
 
 
 _APPENDED = ("float32", "float16", "bfloat16")
@@ -779,16 +818,23 @@ def _rows_from_page_to_page(k_cache, v_cache):
     return distances[0]
 
 
-def _as_single_rows(xp, cache, rows_apart):
-    """(rows, 1, heads, dim), including the rows between pages, to which no table refers."""
-    pages, size, *rest = cache.shape
-    page, row, *others = _strides(cache)
-    rows = (pages - 1) * rows_apart + size if pages * size else 0
-    step = page if size <= 1 else row
-    shape, strides = (rows, 1, *rest), (step, step, *others)
-    if xp is np:
-        return np.lib.stride_tricks.as_strided(cache, shape, strides)
-    return cache.as_strided(shape, strides)
+def _as_rows(xp, k_cache, v_cache, packed):
+    """The caches as pages of one row, (rows, 1, heads, dim), or as packed rows, (1, rows, heads,
+    dim), including the rows between pages; and the distance of two pages in rows."""
+    rows_apart = _rows_from_page_to_page(k_cache, v_cache)
+
+    def as_rows(cache):
+        pages, size, *rest = cache.shape
+        page, row, *others = _strides(cache)
+        rows = (pages - 1) * rows_apart + size if pages * size else 0
+        step = page if size <= 1 else row
+        shape = (1, rows, *rest) if packed else (rows, 1, *rest)
+        strides = step, step, *others
+        if xp is np:
+            return np.lib.stride_tricks.as_strided(cache, shape, strides)
+        return cache.as_strided(shape, strides)
+
+    return as_rows(k_cache), as_rows(v_cache), rows_apart
 
 
 # ---- The rotary embedding -----------------------------------------------------------------------
@@ -995,7 +1041,7 @@ def flash_attn_with_kvcache(
         table,
         read("rotary_seqlens", rotary_seqlens, batch),
     )
-    at_once = k is not None and qv is None and not traced
+    at_once = not traced and (k is None or qv is None)
     keys, values, where = cached.options(xp, q, k_cache, v_cache, at_once)
     options.update(where)
     rotary = None
@@ -1044,10 +1090,9 @@ def flash_attn_with_kvcache(
             if rotary and at_once:
                 q, k = _rotate_both(xp, q, k, rotary, cached)
             cached.append(xp, q, ((k_cache, k), (v_cache, v)))
-            if cached.after is not None:
-                cached.after.copy_(cached.lengths_after(xp))
-            if cached.table_after is not None:
-                cached.table_after.copy_(cached.item_tables(xp))
+            if cached.after:  # has not been written
+                keys, values, where = cached.options(xp, q, k_cache, v_cache, False)
+                options.update(where)
         if qv is not None:
             keys = join_qv(apart[0], qv, apart[1], values)[1]  # a copy lacks the new keys
     try:

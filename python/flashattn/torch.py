@@ -966,6 +966,8 @@ def append(k, v, k_cache, v_cache, options):
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
     _named_call("append", _core.append, k, v, k_cache, v_cache, "bshd", **options)
+    if k.numel() == 0:
+        return True
     scales = [options[name] for name in ("k_scale", "v_scale") if options.get("write_scales")]
     for written in (k_cache, v_cache, *scales):
         _count_write(written)

@@ -447,6 +447,25 @@ static void test_options(void)
             s.o.v_scale = &s.v_scale, "options.v_scale is set", "expected float8_e4m3 or int8");
 }
 
+/* Without new keys the cache may be memory that cannot be written: values within the keys, one block for all. */
+static void test_no_keys(void)
+{
+    static int32_t rows[B * ROWS];
+    setup s = valid();
+    s.k_new.shape[1] = 0;
+    s.v_new = s.k_new, s.v_cache = s.k_cache;
+    s.o.row_table_after = rows;
+    s.o.lengths = lengths;
+    lengths[0] = 2, lengths[1] = ROWS;
+    CHECK(fa_append(&s.k_new, &s.v_new, &s.k_cache, &s.v_cache, &s.o) == FA_OK &&
+              rows[1] == 1 && rows[ROWS + 4] == ROWS + 4,
+          "%s: %d, %d", fa_last_error(), (int)rows[1], (int)rows[ROWS + 4]);
+    s.o.row_table_after = NULL;
+    s.k_cache.stride[0] = s.v_cache.stride[0] = 0;
+    CHECK(fa_append(&s.k_new, &s.v_new, &s.k_cache, &s.v_cache, &s.o) == FA_OK, "%s",
+          fa_last_error());
+}
+
 /* Struct sizes of other versions; no options at all: everything at the cache's beginning. */
 static void test_sizes(void)
 {
@@ -473,6 +492,7 @@ int main(void)
     test_pages();
     test_rows_after();
     test_options();
+    test_no_keys();
     test_sizes();
     return test_end();
 }
