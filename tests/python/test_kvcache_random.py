@@ -66,9 +66,7 @@ class Case:
             shape = items * pages + 2, self.page
             table = rng.permutation(shape[0])[: items * pages]
             self.given["page_table"] = table.reshape(items, pages).astype(np.int32)
-        # Only cache_leftpad needs items side by side.
-        side_by_side = padded and not (self.paged or indexed or self.packed_q)
-        if self.dim_v == DIM and not side_by_side and r.random() < 0.4:
+        if self.dim_v == DIM and r.random() < 0.4:
             both = self.draw(shape[0], 2, shape[1], HEADS_KV, DIM)
             self.k_cache, self.v_cache = both[:, 0], both[:, 1]
         else:
@@ -168,15 +166,18 @@ def check(case, give):
         assert np.abs(mine_lse[seen] - right_lse[seen]).max(initial=0) < 2e-5
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch", "device"])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "device", "device, in PyTorch"])
 def test_random_calls(monkeypatch, kind):
-    """device: as on CUDA, where lengths and tables are not read before."""
+    """device: as on CUDA, where lengths and tables are not read before, and fa_append writes those
+    of the attention after it; or, in PyTorch, as where it cannot be called."""
     give = np.asarray
     if kind != "numpy":
         pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
         give = torch.from_numpy
-    if kind == "device":
+    if "device" in kind:
         monkeypatch.setattr(flashattn._kvcache, "_on_host", lambda x, traced: None)
+    if kind == "device":
+        monkeypatch.setattr(flashattn._kvcache, "_is_on_cuda", lambda x: True)
     for seed in range(400):
         try:
             check(Case(seed), give)
@@ -212,25 +213,31 @@ def test_lengths_of_a_device_after_the_call(monkeypatch, new):
     assert after.dtype is torch.int32 and after.tolist() == expected.tolist()
 
 
-# The shapes of the arguments of a decode step of three items, beside cache_seqlens.
+# The shapes of the arguments of a decode step of three items, beside cache_seqlens; and what
+# attention takes of the arrays that fa_append writes, beside the lengths.
+PAGES, CHOSEN_PAGES = {"block_table": (3, 4)}, {"block_table": (5, 4), "cache_batch_idx": (3,)}
+ROWS, PAD, PACKED = {"cache_batch_idx": (3,)}, {"cache_leftpad": (3,)}, {"cu_seqlens_q": (4,)}
 STEPS = {
-    "contiguous": {},
-    "pages": {"block_table": (3, 4)},
-    "rows": {"cache_batch_idx": (3,)},
-    "rows of pages": {"block_table": (5, 4), "cache_batch_idx": (3,)},
-    "packed": {"cu_seqlens_q": (4,)},
-    "packed, pages": {"cu_seqlens_q": (4,), "block_table": (3, 4)},
-    "packed, rows of pages": {
-        "cu_seqlens_q": (4,),
-        "block_table": (5, 4),
-        "cache_batch_idx": (3,),
-    },
+    "contiguous": ({}, None),
+    "pages": (PAGES, None),
+    "rows": (ROWS, None),
+    "rows of pages": (CHOSEN_PAGES, "block_table_after"),
+    "packed": (PACKED, None),
+    "packed, pages": ({**PACKED, **PAGES}, None),
+    "packed, rows of pages": ({**PACKED, **CHOSEN_PAGES}, "block_table_after"),
+    "padded": (PAD, "cu_seqlens_after"),
+    "padded pages": ({**PAD, **PAGES}, "row_table_after"),
+    "padded rows": ({**PAD, **ROWS}, "row_table_after"),
+    "padded rows of pages": ({**PAD, **CHOSEN_PAGES}, "row_table_after"),
+    "packed, padded": ({**PACKED, **PAD}, "row_table_after"),
+    "packed, padded rows of pages": ({**PACKED, **PAD, **CHOSEN_PAGES}, "row_table_after"),
 }
 
 
 @needs_torch
+@pytest.mark.parametrize("new", [True, False], ids=["new keys", "no new keys"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_decode_step_has_no_launches_beside(monkeypatch, step):
+def test_a_decode_step_has_no_launches_beside(monkeypatch, step, new):
     """Where lengths and tables are on a device, each operation on them would be a launch in each
     layer: the library's append writes what attention needs. Nothing runs here; append and attention
     note down that they are called, and tests of the C API count their launches."""
@@ -260,12 +267,12 @@ def test_a_decode_step_has_no_launches_beside(monkeypatch, step):
             counted.append(function)
             return function(*arguments, **(named or {}))
 
-    given = STEPS[step]
+    given, written = STEPS[step]
     with FakeTensorMode():
         packed = "cu_seqlens_q" in given
         q = torch.zeros(*([3] if packed else [3, 1]), 2, 8, device="cuda")
         k = torch.zeros(3, 1, 1, 8, device="cuda")
-        blocks = 3 if step in ("contiguous", "packed") else 20
+        blocks = 20 if "block_table" in given or "cache_batch_idx" in given else 3
         caches = [torch.zeros(blocks, 6, 1, 8, device="cuda") for _ in range(2)]
         cos, sin = (torch.zeros(24, 4, device="cuda") for _ in range(2))
         integers = {
@@ -276,24 +283,56 @@ def test_a_decode_step_has_no_launches_beside(monkeypatch, step):
             flashattn.flash_attn_with_kvcache(
                 q,
                 *caches,
-                k,
-                k,
-                cos,
-                sin,
+                *([k, k, cos, sin] if new else []),
                 causal=True,
                 max_seqlen_q=1 if packed else None,
                 **integers,
             )
-    appended, attended = called
     views = {"prim::device", "aten::view", "aten::slice.Tensor", "aten::detach"}
+    views |= {"aten::as_strided"}
     allocations = {"aten::empty_like", "aten::empty.memory_format"}
     launched = {x.name() for x in counted} - views - allocations
     assert not launched, counted
-    assert attended["seqlens_k"] is appended["lengths_after"]
-    if step.endswith("rows of pages"):
-        assert attended["block_table"] is appended["block_table_after"]
+    *appended, attended = called
+    assert len(appended) == (1 if new or written else 0)
+    writes = {name for options in appended for name in options if name.endswith("_after")}
+    padded = "cache_leftpad" in given
+    assert writes == {written, "lengths_after" if new or padded else None} - {None}
+    if new or padded:
+        assert attended["seqlens_k"] is appended[0]["lengths_after"]
+    else:
+        assert attended["seqlens_k"] is integers["cache_seqlens"]
+    if written == "cu_seqlens_after":
+        assert attended["cu_seqlens_k"] is appended[0][written]
+    elif written:
+        assert attended["block_table"] is appended[0][written]
     elif "block_table" in given:
         assert attended["block_table"] is integers["block_table"]
+
+
+@needs_torch
+def test_a_call_without_new_keys_does_not_count_as_a_write(monkeypatch):
+    """The caches may be saved for a gradient; and caches that share elements may be read."""
+    monkeypatch.setattr(flashattn._kvcache, "_on_host", lambda x, traced: None)
+    monkeypatch.setattr(flashattn._kvcache, "_is_on_cuda", lambda x: True)
+    q, both = torch.randn(3, 1, 2, 8), torch.randn(3, 6, 1, 8)
+    lengths, pads = (torch.tensor(x, dtype=torch.int32) for x in ([6, 4, 3], [0, 2, 3]))
+    called, append = [], flashattn._functional._torch().append
+
+    def watch(*arguments):
+        called.append(append(*arguments))
+        return called[-1]
+
+    monkeypatch.setattr(flashattn._functional._torch(), "append", watch)
+    version = both._version
+    out = flashattn.flash_attn_with_kvcache(
+        q, both, both, cache_seqlens=lengths, cache_leftpad=pads
+    )
+    assert called == [True] and both._version == version
+    for b in range(3):
+        keys = both[b : b + 1, pads[b] : lengths[b]].numpy()
+        right, _ = reference.attention(q[b : b + 1].numpy(), keys, keys)
+        assert np.abs(out[b].numpy() - right[0]).max() < 2e-5
 
 
 def test_append_writes_lengths():
@@ -314,3 +353,22 @@ def test_append_writes_lengths():
         flashattn._core.append(
             k, k, cache, cache.copy(), "bshd", lengths=lengths, lengths_after=lengths
         )
+
+
+def test_append_writes_where_keys_are():
+    """Behind left padding of 1, 5 and 0 rows; entries after the last key are not written."""
+    k, cache = np.zeros((3, 2, 1, 4), np.float32), np.zeros((3, 9, 1, 4), np.float32)
+    lengths, pads = np.array([0, 5, 7], np.int32), np.array([1, 5, 0], np.int32)
+    after, cu, rows = (np.full(shape, -1, np.int32) for shape in (3, 4, (3, 9)))
+    arrays = {"lengths_after": after, "cu_seqlens_after": cu, "row_table_after": rows}
+    given = {"lengths": lengths, "left_padding": pads, "lengths_with_padding": True}
+    flashattn._core.append(k, k, cache, cache.copy(), "bshd", **given, **arrays)
+    assert after.tolist() == [1, 2, 9] and cu.tolist() == [1, 14, 18, 27]
+    expected = [[1], [14, 15], list(range(18, 27))]
+    assert rows.tolist() == [x + [-1] * (9 - len(x)) for x in expected]
+    for name, wrong, text in (
+        ("cu_seqlens_after", cu[:3], "expected 4"),
+        ("row_table_after", rows[:2], "expected 27"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}.*{text}"):
+            flashattn._core.append(k, k, cache, cache.copy(), "bshd", **given, **{name: wrong})
