@@ -712,6 +712,7 @@ class _CachePositions:
             keys, values, _ = _as_rows(xp, k_cache, v_cache, self.has_packed_keys())
             if self.has_packed_keys():
                 options["cu_seqlens_k"] = allocate("cu_seqlens_after", self.batch + 1)
+                options["max_seqlen_k"] = self.capacity
             else:
                 options["block_table"] = allocate("row_table_after", self.batch, self.capacity)
         elif paged and chosen:
@@ -757,7 +758,8 @@ class _CachePositions:
         cu_seqlens = np.concatenate([begins, end]) if xp is np else xp.cat([begins, end])
         # In NumPy's and PyTorch's int32: as_integers would look at each number again.
         cu_seqlens = cu_seqlens.astype(np.int32) if xp is np else cu_seqlens.int()
-        return keys, values, {"cu_seqlens_k": cu_seqlens, "seqlens_k": lengths}
+        options = {"cu_seqlens_k": cu_seqlens, "max_seqlen_k": self.capacity}
+        return keys, values, {**options, "seqlens_k": lengths}
 
     def as_rows(self, xp, q, k_cache, v_cache, lengths, leftpad):
         """The cache as pages of one row, with a table that starts after the left padding."""

@@ -304,6 +304,7 @@ def test_a_decode_step_has_no_launches_beside(monkeypatch, step, new):
         assert attended["seqlens_k"] is integers["cache_seqlens"]
     if written == "cu_seqlens_after":
         assert attended["cu_seqlens_k"] is appended[0][written]
+        assert attended["max_seqlen_k"] == caches[0].shape[1]
     elif written:
         assert attended["block_table"] is appended[0][written]
     elif "block_table" in given:
