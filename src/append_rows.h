@@ -24,9 +24,9 @@ typedef struct fa_append_arrays {
     const int32_t *lengths, *left_padding, *cache_index;
     const int32_t *cu_seqlens_new, *seqlens_new, *cu_seqlens_q, *seqlens_q;
     const int32_t *block_table, *rotary_positions;
-    int32_t *lengths_after, *block_table_after, *row_table_after,
-        *cu_seqlens_after; /* written, or NULL */
-    int64_t rows_apart;    /* rows from one block of the cache to the next, for the last two */
+    int32_t *lengths_after, *block_table_after;  /* written, or NULL */
+    int32_t *row_table_after, *cu_seqlens_after; /* the same */
+    int64_t rows_apart;           /* rows from one block of the cache to the next, for these two */
     int32_t lengths_with_padding; /* lengths count the rows of left_padding */
 } fa_append_arrays;
 

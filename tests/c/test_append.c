@@ -457,8 +457,8 @@ static void test_no_keys(void)
     s.o.row_table_after = rows;
     s.o.lengths = lengths;
     lengths[0] = 2, lengths[1] = ROWS;
-    CHECK(fa_append(&s.k_new, &s.v_new, &s.k_cache, &s.v_cache, &s.o) == FA_OK &&
-              rows[1] == 1 && rows[ROWS + 4] == ROWS + 4,
+    CHECK(fa_append(&s.k_new, &s.v_new, &s.k_cache, &s.v_cache, &s.o) == FA_OK && rows[1] == 1 &&
+              rows[ROWS + 4] == ROWS + 4,
           "%s: %d, %d", fa_last_error(), (int)rows[1], (int)rows[ROWS + 4]);
     s.o.row_table_after = NULL;
     s.k_cache.stride[0] = s.v_cache.stride[0] = 0;

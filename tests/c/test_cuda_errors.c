@@ -577,7 +577,7 @@ static void test_padded_decode_step(void)
         const int before = record->launches;
         const int64_t blocks = paged ? BLOCKS : SEQUENCES, rows = blocks * BLOCK;
         const fa_tensor new =
-            fa_bshd(memory + (3 << 20), FA_BFLOAT16, SEQUENCES, i < 2, HEADS, 128);
+            fa_bshd(i < 2 ? memory + (3 << 20) : NULL, FA_BFLOAT16, SEQUENCES, i < 2, HEADS, 128);
         const fa_tensor k = fa_bshd(memory + (4 << 20), FA_BFLOAT16, blocks, BLOCK, HEADS, 128);
         const fa_tensor v = fa_bshd(memory + (24 << 20), FA_BFLOAT16, blocks, BLOCK, HEADS, 128);
         fa_append_options append = {.size = sizeof append,

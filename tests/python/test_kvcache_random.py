@@ -150,12 +150,13 @@ def check(case, give):
     expected = expected_caches(case)
     given = {n: give(x) if isinstance(x, np.ndarray) else x for n, x in case.given.items()}
     arrays = (case.q, case.k_cache, case.v_cache, case.k, case.v)
-    out, lse = flashattn.flash_attn_with_kvcache(
-        *(x if x is None else give(x) for x in arrays), return_softmax_lse=True, **given
+    arrays = [x if x is None else give(x) for x in arrays]
+    results = flashattn.flash_attn_with_kvcache(*arrays, return_softmax_lse=True, **given)
+    out, lse, k_cache, v_cache = (
+        x if isinstance(x, np.ndarray) else x.cpu().numpy() for x in (*results, *arrays[1:3])
     )
-    out, lse = np.asarray(out), np.asarray(lse)
-    assert np.abs(case.k_cache - expected[0]).max() < 1e-5
-    assert np.array_equal(case.v_cache, expected[1])
+    assert np.abs(k_cache - expected[0]).max() < 1e-5
+    assert np.array_equal(v_cache, expected[1])
     for b in range(case.batch):
         right, right_lse = expected_attention(case, b, expected)
         mine = of(out, b, case.queries, case.packed_q)
@@ -166,7 +167,7 @@ def check(case, give):
         assert np.abs(mine_lse[seen] - right_lse[seen]).max(initial=0) < 2e-5
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch", "device", "device, in PyTorch"])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "device", "device, in PyTorch", "cuda"])
 def test_random_calls(monkeypatch, kind):
     """device: as on CUDA, where lengths and tables are not read before, and fa_append writes those
     of the attention after it; or, in PyTorch, as where it cannot be called."""
@@ -174,6 +175,13 @@ def test_random_calls(monkeypatch, kind):
     if kind != "numpy":
         pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
         give = torch.from_numpy
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+
+        def give(x):
+            return torch.from_numpy(x).cuda()
+
     if "device" in kind:
         monkeypatch.setattr(flashattn._kvcache, "_on_host", lambda x, traced: None)
     if kind == "device":
