@@ -519,23 +519,47 @@ FA_DEVICE float *part_at(const fa_backward_sm90_params *s, int64_t number, int c
 
 #endif
 
+/* Adds a buffer of dQ to sums; a first share is stored. */
+FA_DEVICE void put_sums(float *sums, const char *dq, int bytes, bool first)
+{
+    if (first) ptx_bulk_store(sums, dq, bytes);
+    else ptx_bulk_add_f32(sums, dq, bytes);
+}
+
+/* Whether the first share of a tile's dQ has been stored. */
+FA_DEVICE bool is_first_stored(const pipeline *pipe, const fa_backward_sm90_params *s, int consumer,
+                               const tile_cursor *at)
+{
+    const block_work *w = work_of(pipe);
+    return at->count < end_count(w) &&
+           ptx_counter_is_reached(semaphore_at(s, number_of(s, w, at), consumer), 1);
+}
+
+/* What a store warp knows of a tile's dQ: the tile's number in the workspace, and whether the block
+ * has its first share, which is stored. */
+typedef struct dq_share {
+    int64_t number;
+    bool first;
+} dq_share;
+
 /* Waits for a tile's dQ, adds it to the sums and releases the buffer. The parts of dQ use the
- * buffer one after the other. */
-FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
-                           const fa_backward_sm90_params *s, int consumer, int64_t number,
-                           const tile_cursor *next, int use)
+ * buffer one after the other. looks_ahead: whether to return if the next tile's semaphore has moved. */
+FA_DEVICE bool add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
+                           const fa_backward_sm90_params *s, int consumer, const dq_share *share,
+                           const tile_cursor *next, int use, bool looks_ahead)
 {
     shared_state *state = pipe->state;
+    bool moved = false;
 #if DQ_PARTS > 1
-    (void)next;
 #pragma unroll 1
     for (int part = 0; part < DQ_PARTS; part++) {
         const int own = DQ_PARTS * use + part, columns = part == 0 ? DQ_COLUMNS : DQ_REST;
         ptx_mbarrier_wait(dq_full(state, consumer, own), dq_full_parity(own));
         if (p->dq.data)
-            ptx_bulk_add_f32(part_at(s, number, consumer, part), dq_at(pipe, consumer, own),
-                             columns * (QUERIES * 4));
+            put_sums(part_at(s, share->number, consumer, part), dq_at(pipe, consumer, own),
+                     columns * (QUERIES * 4), share->first);
         ptx_bulk_commit();
+        if (looks_ahead && part > 0) moved = is_first_stored(pipe, s, consumer, next);
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, own));
     }
@@ -543,45 +567,49 @@ FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
     const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
     ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
     if (p->dq.data)
-        ptx_bulk_add_f32(sums_at(s, number, consumer), dq_at(pipe, consumer, use),
-                         SUM_BYTES / HEAD_DIM * own_columns);
+        put_sums(sums_at(s, share->number, consumer), dq_at(pipe, consumer, use),
+                 SUM_BYTES / HEAD_DIM * own_columns, share->first);
     ptx_bulk_commit();
     store_dbias(pipe, s, next, consumer);
     if (BIAS_TILE) ptx_bulk_commit();
+    if (looks_ahead) moved = is_first_stored(pipe, s, consumer, next);
     ptx_bulk_wait_read(BIAS_TILE);
     ptx_mbarrier_arrive(dq_empty(state, consumer, use));
 #endif
+    return moved;
 }
 
 /* Executed by one lane of a store warp: adds a tile's dQ, which the consumer stores one tile
  * later, to the sums. use: the number of the use of the consumer's buffer; use 0 holds no dQ.
  *
- * If sums have one order, a key tile is added when all key tiles before it have been added. The
+ * If sums have one order, a key tile is added when all key tiles before it have been added. In any
+ * order, if the first key tile stores its share, the others are added after it. The
  * warp waits only for blocks of lower numbers, which start no later and do not wait for this
- * block. After ptx_bulk_wait an addition is complete and visible to this thread. The semaphore
+ * block. moved: whether it is known that the semaphore has moved; returns the same for the next
+ * tile. After ptx_bulk_wait an addition is complete and visible to this thread. The semaphore
  * makes it visible to the thread of the next block, and the fence to that thread's copies.
  *
  * Together with a tile's dQ the consumer shares dS of the next tile; with use 0, dS of the first
  * tile. There are three buffers of dS. The consumer stores to the same one again only after the
  * buffer of dQ has been released once more. By then all stores of dS but the last have been
  * read. */
-FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
+FA_DEVICE bool store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int consumer, const tile_cursor *at,
-                             const tile_cursor *next, int use)
+                             const tile_cursor *next, int use, bool moved)
 {
     const block_work *w = work_of(pipe);
-    const bool ordered = s->semaphores && p->dq.data;
-    const int64_t number = number_of(s, w, at);
-    int32_t *semaphore = semaphore_at(s, number, consumer);
-    if (ordered) {
-        ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
-        ptx_fence_proxy_async_global();
-    }
-    add_tile_dq(pipe, p, s, consumer, number, next, use);
-    if (ordered) {
-        ptx_bulk_wait(0);
-        ptx_semaphore_add(semaphore);
-    }
+    const bool waits = s->semaphores && p->dq.data, ordered = waits && s->ordered;
+    const dq_share share = {number_of(s, w, at), waits && s->first_stored && w->key_tile == 0};
+    int32_t *semaphore = semaphore_at(s, share.number, consumer);
+    const bool adds = waits && !s->ordered && !share.first;
+    if (ordered) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
+    else if (adds && !moved) ptx_counter_wait(semaphore, 1);
+    if (waits) ptx_fence_proxy_async_global();
+    moved = add_tile_dq(pipe, p, s, consumer, &share, next, use, adds);
+    if (ordered || share.first) ptx_bulk_wait(0);
+    if (ordered) ptx_semaphore_add(semaphore);
+    else if (share.first) ptx_counter_add(semaphore);
+    return moved;
 }
 
 /* Use 0 of the consumer's buffer, which holds no dQ. */
@@ -616,7 +644,7 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, 0));
-        if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1);
+        if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1, false);
         else {
             ptx_mbarrier_wait(dq_full(state, consumer, 1), 1);
             ptx_mbarrier_arrive(dq_empty(state, consumer, 1));
@@ -624,7 +652,7 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
         before = at;
         advance(&at, w->from, w->to);
     }
-    store_tile_dq(pipe, p, s, consumer, &before, &at, 0);
+    store_tile_dq(pipe, p, s, consumer, &before, &at, 0, false);
     ptx_bulk_wait_read(0);
 }
 
@@ -652,11 +680,8 @@ FA_DEVICE dq_turn find_turn(const fa_backward_sm90_params *s, const block_work *
  * cleared. */
 FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, const dq_turn *turn)
 {
-    const int bytes = SUM_BYTES / HEAD_DIM * DQ_COLUMNS;
-    float *sums = sums_at(s, turn->number, turn->consumer);
-    const char *dq = dq_at(pipe, turn->consumer, turn->use);
-    if (turn->before == 0) ptx_bulk_store(sums, dq, bytes);
-    else ptx_bulk_add_f32(sums, dq, bytes);
+    put_sums(sums_at(s, turn->number, turn->consumer), dq_at(pipe, turn->consumer, turn->use),
+             SUM_BYTES / HEAD_DIM * DQ_COLUMNS, turn->before == 0);
 }
 
 /* A store warp of an ORDERED variant. Three warps take the consumers' buffers in turn, because a
@@ -731,6 +756,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     store_in_turn(pipe, p, s, warp);
 #else
     tile_cursor next = first_tile(w);
+    bool moved = false;
     skip_dq(pipe, s, warp, &next);
 #if CLEARS_AHEAD
     wait_until_cleared(s, number_of_work(pipe));
@@ -738,7 +764,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     while (next.count < end_count(w)) {
         const tile_cursor at = next;
         advance(&next, w->from, w->to);
-        store_tile_dq(pipe, p, s, warp, &at, &next, next.count);
+        moved = store_tile_dq(pipe, p, s, warp, &at, &next, next.count, moved);
     }
 #endif
     /* The block's shared memory must stay until everything has been read. */

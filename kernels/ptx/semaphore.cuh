@@ -54,6 +54,11 @@ FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
     ptx_semaphore_wait(counter, count);
 }
 
+FA_DEVICE bool ptx_counter_is_reached(const int32_t *counter, int count)
+{
+    return ptx_semaphore_is_reached(counter, count);
+}
+
 FA_DEVICE void ptx_counter_add(int32_t *counter) { ptx_semaphore_add(counter); }
 
 /* The same; returns the count before, and everything is visible that was visible to the threads that have added. */

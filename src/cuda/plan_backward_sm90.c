@@ -78,7 +78,10 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->sums = (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->delta = x->delta_offset ? (float *)(void *)(workspace + x->delta_offset) : NULL;
-    params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
+    params->semaphores = x->ordered || x->first_stored
+                             ? (int32_t *)(void *)(workspace + x->semaphores_offset)
+                             : NULL;
+    params->ordered = x->ordered;
     params->first_stored = x->first_stored;
     params->next_work =
         x->counter_offset ? (uint32_t *)(void *)(workspace + x->counter_offset) : NULL;
@@ -423,21 +426,29 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     return heads > left ? heads - left : 0;
 }
 
+/* Where sums have any order: whether a query tile's first key tile stores its share. */
+static bool stores_first(const fa_problem *p, const fa_variant *v,
+                         const fa_cuda_backward_sm90_launch *own)
+{
+    return shrinks(p) && !is_wide(v) && !v->joined && p->heads_q == p->heads_kv * own->splits;
+}
+
 /* The order also makes an item's sums independent of the batch. */
 static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
                        const fa_cuda_plan_launch *main, const fa_cuda_device *device,
                        fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
 {
+    const fa_variant *v = &fa_variants[main->variant];
     own->ordered = is_ordered(p);
-    own->first_stored = own->ordered && fa_variants[main->variant].ordered;
-    own->heads_ascending = own->first_stored ? count_heads_ascending(p, main, device) : 0;
+    own->first_stored = own->ordered ? v->ordered : stores_first(p, v, own);
+    own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together =
         own->ordered ? count_heads_together(p, main, device) : count_heads_in_turn(p, main, device);
     if (own->heads_ascending > 0)
         own->heads_together = main->tasks / main->tiles - own->heads_ascending; /* the others */
-    if (own->ordered)
+    if (own->ordered || own->first_stored)
         plan->workspace_bytes +=
             (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
 }
@@ -612,7 +623,9 @@ static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
     if (!main)
         main =
             find_launch(plan, FA_FIRST_backward_sm90_persistent, FA_END_backward_sm90_persistent);
-    if (!main || main->tasks == 0 || main->backward_sm90.ordered) return NULL;
+    if (!main || main->tasks == 0 || main->backward_sm90.ordered ||
+        main->backward_sm90.first_stored)
+        return NULL;
     const fa_variant *v = &fa_variants[main->variant];
     return FA_BACKWARD_SM90_CLEARS_AHEAD(v->ordered, v->options, v->joined) ? main : NULL;
 }

@@ -62,6 +62,7 @@ void hopper_semaphore_add(int32_t *semaphore);
 
 /* A counter to which many blocks add; others wait until all of them have. */
 void hopper_counter_wait(const int32_t *counter, int count);
+bool hopper_counter_is_reached(const int32_t *counter, int count);
 void hopper_counter_add(int32_t *counter);
 
 /* Each thread of a grid whose launch overlaps the previous one must wait for that one. */

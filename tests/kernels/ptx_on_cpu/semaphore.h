@@ -23,6 +23,11 @@ FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
     hopper_counter_wait(counter, count);
 }
 
+FA_DEVICE bool ptx_counter_is_reached(const int32_t *counter, int count)
+{
+    return hopper_counter_is_reached(counter, count);
+}
+
 FA_DEVICE void ptx_counter_add(int32_t *counter) { hopper_counter_add(counter); }
 
 FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
