@@ -535,6 +535,17 @@ FA_DEVICE bool is_first_stored(const pipeline *pipe, const fa_backward_sm90_para
            ptx_counter_is_reached(semaphore_at(s, number_of(s, w, at), consumer), 1);
 }
 
+/* Groups of copies of a tile. */
+#define TILE_COPIES (DQ_PARTS + BIAS_TILE)
+
+/* First shares, if sums have any order: whether that of the next tile is there; the semaphore of the
+ * one that this block has stored last. A block passes a share on when it has stored the next one,
+ * for until a share is complete, more than a tile's time may pass. */
+typedef struct first_shares {
+    bool is_there;
+    int32_t *stored;
+} first_shares;
+
 /* What a store warp knows of a tile's dQ: the tile's number in the workspace, and whether the block
  * has its first share, which is stored. */
 typedef struct dq_share {
@@ -585,17 +596,16 @@ FA_DEVICE bool add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
  * If sums have one order, a key tile is added when all key tiles before it have been added. In any
  * order, if the first key tile stores its share, the others are added after it. The
  * warp waits only for blocks of lower numbers, which start no later and do not wait for this
- * block. moved: whether it is known that the semaphore has moved; returns the same for the next
- * tile. After ptx_bulk_wait an addition is complete and visible to this thread. The semaphore
+ * block. After ptx_bulk_wait an addition is complete and visible to this thread. The semaphore
  * makes it visible to the thread of the next block, and the fence to that thread's copies.
  *
  * Together with a tile's dQ the consumer shares dS of the next tile; with use 0, dS of the first
  * tile. There are three buffers of dS. The consumer stores to the same one again only after the
  * buffer of dQ has been released once more. By then all stores of dS but the last have been
  * read. */
-FA_DEVICE bool store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
+FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int consumer, const tile_cursor *at,
-                             const tile_cursor *next, int use, bool moved)
+                             const tile_cursor *next, int use, first_shares *firsts)
 {
     const block_work *w = work_of(pipe);
     const bool waits = s->semaphores && p->dq.data, ordered = waits && s->ordered;
@@ -603,13 +613,27 @@ FA_DEVICE bool store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
     int32_t *semaphore = semaphore_at(s, share.number, consumer);
     const bool adds = waits && !s->ordered && !share.first;
     if (ordered) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
-    else if (adds && !moved) ptx_counter_wait(semaphore, 1);
+    else if (adds && !firsts->is_there) ptx_counter_wait(semaphore, 1);
     if (waits) ptx_fence_proxy_async_global();
-    moved = add_tile_dq(pipe, p, s, consumer, &share, next, use, adds);
-    if (ordered || share.first) ptx_bulk_wait(0);
-    if (ordered) ptx_semaphore_add(semaphore);
-    else if (share.first) ptx_counter_add(semaphore);
-    return moved;
+    firsts->is_there = add_tile_dq(pipe, p, s, consumer, &share, next, use, adds);
+    if (ordered) {
+        ptx_bulk_wait(0);
+        ptx_semaphore_add(semaphore);
+    } else if (share.first) {
+        if (firsts->stored) {
+            ptx_bulk_wait(TILE_COPIES);
+            ptx_counter_add_behind(firsts->stored, TILE_COPIES);
+        }
+        firsts->stored = semaphore;
+    }
+}
+
+/* Passes the last first share of a block on. */
+FA_DEVICE void end_first_shares(const first_shares *firsts)
+{
+    if (!firsts->stored) return;
+    ptx_bulk_wait(0);
+    ptx_counter_add(firsts->stored);
 }
 
 /* Use 0 of the consumer's buffer, which holds no dQ. */
@@ -638,13 +662,14 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
     shared_state *state = pipe->state;
     const block_work *w = work_of(pipe);
     tile_cursor at = first_tile(w), before = at;
+    first_shares firsts = {false, NULL};
     while (at.count < w->tiles) {
         ptx_mbarrier_wait(dq_full(state, consumer, 0), 0);
         put_float_dbias(pipe, s, &at, consumer);
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, 0));
-        if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1, false);
+        if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1, &firsts);
         else {
             ptx_mbarrier_wait(dq_full(state, consumer, 1), 1);
             ptx_mbarrier_arrive(dq_empty(state, consumer, 1));
@@ -652,7 +677,8 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
         before = at;
         advance(&at, w->from, w->to);
     }
-    store_tile_dq(pipe, p, s, consumer, &before, &at, 0, false);
+    store_tile_dq(pipe, p, s, consumer, &before, &at, 0, &firsts);
+    end_first_shares(&firsts);
     ptx_bulk_wait_read(0);
 }
 
@@ -756,7 +782,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     store_in_turn(pipe, p, s, warp);
 #else
     tile_cursor next = first_tile(w);
-    bool moved = false;
+    first_shares firsts = {false, NULL};
     skip_dq(pipe, s, warp, &next);
 #if CLEARS_AHEAD
     wait_until_cleared(s, number_of_work(pipe));
@@ -764,8 +790,9 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     while (next.count < end_count(w)) {
         const tile_cursor at = next;
         advance(&next, w->from, w->to);
-        moved = store_tile_dq(pipe, p, s, warp, &at, &next, next.count, moved);
+        store_tile_dq(pipe, p, s, warp, &at, &next, next.count, &firsts);
     }
+    end_first_shares(&firsts);
 #endif
     /* The block's shared memory must stay until everything has been read. */
     ptx_bulk_wait_read(0);

@@ -61,7 +61,14 @@ FA_DEVICE bool ptx_counter_is_reached(const int32_t *counter, int count)
 
 FA_DEVICE void ptx_counter_add(int32_t *counter) { ptx_semaphore_add(counter); }
 
-/* The same; returns the count before, and everything is visible that was visible to the threads that have added. */
+/* The same, where the thread's last `pending` groups of bulk copies need not be complete. */
+FA_DEVICE void ptx_counter_add_behind(int32_t *counter, int pending)
+{
+    (void)pending;
+    ptx_semaphore_add(counter);
+}
+
+/* The same as ptx_counter_add; returns the count before, and everything is visible that was visible to the threads that have added. */
 FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
 {
     int32_t before;

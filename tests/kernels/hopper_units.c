@@ -886,12 +886,12 @@ void hopper_counter_wait(const int32_t *counter, int count)
     see_counter(counter, count);
 }
 
-void hopper_counter_add(int32_t *counter)
+void hopper_counter_add(int32_t *counter, int pending)
 {
     const bulk_groups *g = &here()->bulk[cuda_thread.x];
     if (units.run->overlaps && !g->waited)
         cuda_die("a counter is added to before the grids in front have ended");
-    if (g->ended[HOPPER_BULK_ADDED] < g->committed)
+    if (g->ended[HOPPER_BULK_ADDED] + (uint64_t)pending < g->committed)
         cuda_die("a counter is added to before bulk additions are complete");
     *check_semaphore(counter) += 1;
 }

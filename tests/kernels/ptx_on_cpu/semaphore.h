@@ -28,11 +28,16 @@ FA_DEVICE bool ptx_counter_is_reached(const int32_t *counter, int count)
     return hopper_counter_is_reached(counter, count);
 }
 
-FA_DEVICE void ptx_counter_add(int32_t *counter) { hopper_counter_add(counter); }
+FA_DEVICE void ptx_counter_add(int32_t *counter) { hopper_counter_add(counter, 0); }
+
+FA_DEVICE void ptx_counter_add_behind(int32_t *counter, int pending)
+{
+    hopper_counter_add(counter, pending);
+}
 
 FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
 {
-    hopper_counter_add(counter);
+    hopper_counter_add(counter, 0);
     return *counter - 1;
 }
 
