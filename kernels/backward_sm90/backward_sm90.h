@@ -120,7 +120,6 @@ typedef struct fa_backward_sm90_params {
     float *sums;
     float *rows;
     int32_t *semaphores; /* NULL: no block waits for another to add to sums */
-    int32_t ordered;     /* sums have one order */
     int64_t
         heads_together; /* key/value heads whose blocks take turns; 1: one head after the other */
     int32_t

@@ -526,51 +526,35 @@ FA_DEVICE void put_sums(float *sums, const char *dq, int bytes, bool first)
     else ptx_bulk_add_f32(sums, dq, bytes);
 }
 
-/* Whether the first share of a tile's dQ has been stored. */
-FA_DEVICE bool is_first_stored(const pipeline *pipe, const fa_backward_sm90_params *s, int consumer,
-                               const tile_cursor *at)
-{
-    const block_work *w = work_of(pipe);
-    return at->count < end_count(w) &&
-           ptx_counter_is_reached(semaphore_at(s, number_of(s, w, at), consumer), 1);
-}
-
 /* Groups of copies of a tile. */
 #define TILE_COPIES (DQ_PARTS + BIAS_TILE)
 
-/* First shares, if sums have any order: whether that of the next tile is there; the semaphore of the
- * one that this block has stored last. A block passes a share on when it has stored the next one,
- * for until a share is complete, more than a tile's time may pass. */
+/* How a block adds its shares of dQ, if a query tile's first key tile stores its share and the
+ * others add theirs in any order: whether it stores first shares, or waits for each of them; the
+ * semaphore of the one that it has stored last. A block passes a share on when it has stored the
+ * next one, because more than a tile's time may pass until a share is complete. */
 typedef struct first_shares {
-    bool is_there;
+    bool stores, waits;
     int32_t *stored;
 } first_shares;
 
-/* What a store warp knows of a tile's dQ: the tile's number in the workspace, and whether the block
- * has its first share, which is stored. */
-typedef struct dq_share {
-    int64_t number;
-    bool first;
-} dq_share;
-
 /* Waits for a tile's dQ, adds it to the sums and releases the buffer. The parts of dQ use the
- * buffer one after the other. looks_ahead: whether to return if the next tile's semaphore has moved. */
-FA_DEVICE bool add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
-                           const fa_backward_sm90_params *s, int consumer, const dq_share *share,
-                           const tile_cursor *next, int use, bool looks_ahead)
+ * buffer one after the other. first: it is a first share, which is stored. */
+FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
+                           const fa_backward_sm90_params *s, int consumer, int64_t number,
+                           const tile_cursor *next, int use, bool first)
 {
     shared_state *state = pipe->state;
-    bool moved = false;
 #if DQ_PARTS > 1
+    (void)next;
 #pragma unroll 1
     for (int part = 0; part < DQ_PARTS; part++) {
         const int own = DQ_PARTS * use + part, columns = part == 0 ? DQ_COLUMNS : DQ_REST;
         ptx_mbarrier_wait(dq_full(state, consumer, own), dq_full_parity(own));
         if (p->dq.data)
-            put_sums(part_at(s, share->number, consumer, part), dq_at(pipe, consumer, own),
-                     columns * (QUERIES * 4), share->first);
+            put_sums(part_at(s, number, consumer, part), dq_at(pipe, consumer, own),
+                     columns * (QUERIES * 4), first);
         ptx_bulk_commit();
-        if (looks_ahead && part > 0) moved = is_first_stored(pipe, s, consumer, next);
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, own));
     }
@@ -578,16 +562,14 @@ FA_DEVICE bool add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
     const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
     ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
     if (p->dq.data)
-        put_sums(sums_at(s, share->number, consumer), dq_at(pipe, consumer, use),
-                 SUM_BYTES / HEAD_DIM * own_columns, share->first);
+        put_sums(sums_at(s, number, consumer), dq_at(pipe, consumer, use),
+                 SUM_BYTES / HEAD_DIM * own_columns, first);
     ptx_bulk_commit();
     store_dbias(pipe, s, next, consumer);
     if (BIAS_TILE) ptx_bulk_commit();
-    if (looks_ahead) moved = is_first_stored(pipe, s, consumer, next);
     ptx_bulk_wait_read(BIAS_TILE);
     ptx_mbarrier_arrive(dq_empty(state, consumer, use));
 #endif
-    return moved;
 }
 
 /* Executed by one lane of a store warp: adds a tile's dQ, which the consumer stores one tile
@@ -608,24 +590,37 @@ FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const tile_cursor *next, int use, first_shares *firsts)
 {
     const block_work *w = work_of(pipe);
-    const bool waits = s->semaphores && p->dq.data, ordered = waits && s->ordered;
-    const dq_share share = {number_of(s, w, at), waits && s->first_stored && w->key_tile == 0};
-    int32_t *semaphore = semaphore_at(s, share.number, consumer);
-    const bool adds = waits && !s->ordered && !share.first;
+    const bool ordered = s->semaphores && !s->first_stored && p->dq.data;
+    const int64_t number = number_of(s, w, at);
+    int32_t *semaphore = semaphore_at(s, number, consumer);
     if (ordered) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
-    else if (adds && !firsts->is_there) ptx_counter_wait(semaphore, 1);
-    if (waits) ptx_fence_proxy_async_global();
-    firsts->is_there = add_tile_dq(pipe, p, s, consumer, &share, next, use, adds);
+    if (firsts->waits) ptx_counter_wait(semaphore, 1);
+    if (ordered || firsts->waits) ptx_fence_proxy_async_global();
+    add_tile_dq(pipe, p, s, consumer, number, next, use, firsts->stores);
     if (ordered) {
         ptx_bulk_wait(0);
         ptx_semaphore_add(semaphore);
-    } else if (share.first) {
-        if (firsts->stored) {
-            ptx_bulk_wait(TILE_COPIES);
-            ptx_counter_add_behind(firsts->stored, TILE_COPIES);
-        }
-        firsts->stored = semaphore;
     }
+    if (!firsts->stores) return;
+    if (firsts->stored) {
+        ptx_bulk_wait(TILE_COPIES);
+        ptx_counter_add_behind(firsts->stored, TILE_COPIES);
+    }
+    firsts->stored = semaphore;
+}
+
+/* If the first share of the block's last tile is there, all are: the same block has stored them. */
+FA_DEVICE first_shares begin_first_shares(const pipeline *pipe, const fa_backward_params *p,
+                                          const fa_backward_sm90_params *s, int consumer)
+{
+    const block_work *w = work_of(pipe);
+    first_shares firsts = {false, false, NULL};
+    if (!s->first_stored || !p->dq.data) return firsts;
+    firsts.stores = w->key_tile == 0;
+    firsts.waits = !firsts.stores &&
+                   !ptx_counter_is_reached(semaphore_at(s, w->number + w->from, consumer), 1);
+    if (!firsts.stores && !firsts.waits) ptx_fence_proxy_async_global();
+    return firsts;
 }
 
 /* Passes the last first share of a block on. */
@@ -662,7 +657,7 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
     shared_state *state = pipe->state;
     const block_work *w = work_of(pipe);
     tile_cursor at = first_tile(w), before = at;
-    first_shares firsts = {false, NULL};
+    first_shares firsts = begin_first_shares(pipe, p, s, consumer);
     while (at.count < w->tiles) {
         ptx_mbarrier_wait(dq_full(state, consumer, 0), 0);
         put_float_dbias(pipe, s, &at, consumer);
@@ -782,7 +777,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     store_in_turn(pipe, p, s, warp);
 #else
     tile_cursor next = first_tile(w);
-    first_shares firsts = {false, NULL};
+    first_shares firsts = begin_first_shares(pipe, p, s, warp);
     skip_dq(pipe, s, warp, &next);
 #if CLEARS_AHEAD
     wait_until_cleared(s, number_of_work(pipe));

@@ -81,7 +81,6 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->semaphores = x->ordered || x->first_stored
                              ? (int32_t *)(void *)(workspace + x->semaphores_offset)
                              : NULL;
-    params->ordered = x->ordered;
     params->first_stored = x->first_stored;
     params->next_work =
         x->counter_offset ? (uint32_t *)(void *)(workspace + x->counter_offset) : NULL;
