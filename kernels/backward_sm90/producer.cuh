@@ -529,14 +529,33 @@ FA_DEVICE void put_sums(float *sums, const char *dq, int bytes, bool first)
 /* Groups of copies of a tile. */
 #define TILE_COPIES (DQ_PARTS + BIAS_TILE)
 
-/* How a block adds its shares of dQ, if a query tile's first key tile stores its share and the
- * others add theirs in any order: whether it stores first shares, or waits for each of them; the
- * semaphore of the one that it has stored last. A block passes a share on when it has stored the
- * next one, because more than a tile's time may pass until a share is complete. */
-typedef struct first_shares {
-    bool stores, waits;
-    int32_t *stored;
-} first_shares;
+/* If a head's first block stores its shares of dQ and the others add theirs in any order: how many
+ * shares of the first block this block knows of; or that it is the first block, or need not know. */
+enum { STORES_FIRST = -1, NEED_NOT_KNOW = UNBOUNDED };
+
+/* How many shares the first block has stored. It counts a share when it has stored the next one,
+ * because more than a tile's time may pass until a share is complete. */
+FA_DEVICE int32_t *progress_at(const pipeline *pipe, const fa_backward_sm90_params *s, int consumer)
+{
+    const block_work *w = work_of(pipe);
+    return semaphore_at(s, w->number + w->to - 1, consumer);
+}
+
+FA_DEVICE int begin_first_shares(const pipeline *pipe, const fa_backward_params *p,
+                                 const fa_backward_sm90_params *s)
+{
+    if (!s->first_ahead || !p->dq.data) return NEED_NOT_KNOW;
+    return work_of(pipe)->key_tile == 0 ? STORES_FIRST : 0;
+}
+
+/* Counts the last share of a first block. */
+FA_DEVICE void end_first_shares(const pipeline *pipe, const fa_backward_sm90_params *s,
+                                int consumer, int known)
+{
+    if (known != STORES_FIRST) return;
+    ptx_bulk_wait(0);
+    ptx_progress_add(progress_at(pipe, s, consumer), 0);
+}
 
 /* Waits for a tile's dQ, adds it to the sums and releases the buffer. The parts of dQ use the
  * buffer one after the other. first: it is a first share, which is stored. */
@@ -587,48 +606,31 @@ FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
  * read. */
 FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int consumer, const tile_cursor *at,
-                             const tile_cursor *next, int use, first_shares *firsts)
+                             const tile_cursor *next, int use, int *known)
 {
     const block_work *w = work_of(pipe);
-    const bool ordered = s->semaphores && !s->first_stored && p->dq.data;
+    const bool ordered = s->semaphores && !s->first_ahead && p->dq.data;
     const int64_t number = number_of(s, w, at);
     int32_t *semaphore = semaphore_at(s, number, consumer);
-    if (ordered) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
-    if (firsts->waits) ptx_counter_wait(semaphore, 1);
-    if (ordered || firsts->waits) ptx_fence_proxy_async_global();
-    add_tile_dq(pipe, p, s, consumer, number, next, use, firsts->stores);
+    const int share = at->count - first_count(w);
+    if (ordered) {
+        ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
+        ptx_fence_proxy_async_global();
+    }
+    const bool stores = *known == STORES_FIRST;
+    if (!stores && *known <= share) {
+        *known = ptx_progress_wait(progress_at(pipe, s, consumer), share + 1);
+        ptx_fence_proxy_async_global();
+    }
+    add_tile_dq(pipe, p, s, consumer, number, next, use, stores);
     if (ordered) {
         ptx_bulk_wait(0);
         ptx_semaphore_add(semaphore);
     }
-    if (!firsts->stores) return;
-    if (firsts->stored) {
+    if (stores && share > 0) {
         ptx_bulk_wait(TILE_COPIES);
-        ptx_counter_add_behind(firsts->stored, TILE_COPIES);
+        ptx_progress_add(progress_at(pipe, s, consumer), TILE_COPIES);
     }
-    firsts->stored = semaphore;
-}
-
-/* If the first share of the block's last tile is there, all are: the same block has stored them. */
-FA_DEVICE first_shares begin_first_shares(const pipeline *pipe, const fa_backward_params *p,
-                                          const fa_backward_sm90_params *s, int consumer)
-{
-    const block_work *w = work_of(pipe);
-    first_shares firsts = {false, false, NULL};
-    if (!s->first_stored || !p->dq.data) return firsts;
-    firsts.stores = w->key_tile == 0;
-    firsts.waits = !firsts.stores &&
-                   !ptx_counter_is_reached(semaphore_at(s, w->number + w->from, consumer), 1);
-    if (!firsts.stores && !firsts.waits) ptx_fence_proxy_async_global();
-    return firsts;
-}
-
-/* Passes the last first share of a block on. */
-FA_DEVICE void end_first_shares(const first_shares *firsts)
-{
-    if (!firsts->stored) return;
-    ptx_bulk_wait(0);
-    ptx_counter_add(firsts->stored);
 }
 
 /* Use 0 of the consumer's buffer, which holds no dQ. */
@@ -657,14 +659,14 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
     shared_state *state = pipe->state;
     const block_work *w = work_of(pipe);
     tile_cursor at = first_tile(w), before = at;
-    first_shares firsts = begin_first_shares(pipe, p, s, consumer);
+    int known = begin_first_shares(pipe, p, s);
     while (at.count < w->tiles) {
         ptx_mbarrier_wait(dq_full(state, consumer, 0), 0);
         put_float_dbias(pipe, s, &at, consumer);
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, 0));
-        if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1, &firsts);
+        if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1, &known);
         else {
             ptx_mbarrier_wait(dq_full(state, consumer, 1), 1);
             ptx_mbarrier_arrive(dq_empty(state, consumer, 1));
@@ -672,8 +674,8 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
         before = at;
         advance(&at, w->from, w->to);
     }
-    store_tile_dq(pipe, p, s, consumer, &before, &at, 0, &firsts);
-    end_first_shares(&firsts);
+    store_tile_dq(pipe, p, s, consumer, &before, &at, 0, &known);
+    end_first_shares(pipe, s, consumer, known);
     ptx_bulk_wait_read(0);
 }
 
@@ -777,7 +779,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     store_in_turn(pipe, p, s, warp);
 #else
     tile_cursor next = first_tile(w);
-    first_shares firsts = begin_first_shares(pipe, p, s, warp);
+    int known = begin_first_shares(pipe, p, s);
     skip_dq(pipe, s, warp, &next);
 #if CLEARS_AHEAD
     wait_until_cleared(s, number_of_work(pipe));
@@ -785,9 +787,9 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     while (next.count < end_count(w)) {
         const tile_cursor at = next;
         advance(&next, w->from, w->to);
-        store_tile_dq(pipe, p, s, warp, &at, &next, next.count, &firsts);
+        store_tile_dq(pipe, p, s, warp, &at, &next, next.count, &known);
     }
-    end_first_shares(&firsts);
+    end_first_shares(pipe, s, warp, known);
 #endif
     /* The block's shared memory must stay until everything has been read. */
     ptx_bulk_wait_read(0);

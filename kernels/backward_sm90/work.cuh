@@ -135,8 +135,7 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
 
 #if !ORDERED
 
-/* The same for blocks that add to first shares. A head's first block runs a group ahead of its other
- * ones, so that these need not wait: the first blocks of a group of heads come in front of the
+/* The same if a head's first block runs ahead of its other ones, so that these need not wait: the first blocks of a group of heads come in front of the
  * other blocks of the group before. */
 FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                   int64_t block)
@@ -175,7 +174,7 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90
         return own + (block - own * s->items_together) * fa_divide(p->tasks, s->items_together);
     }
 #if !ORDERED
-    if (s->first_stored) return find_task_ahead(p, s, block);
+    if (s->first_ahead) return find_task_ahead(p, s, block);
 #endif
     if (together <= 1) return block;
     const int64_t group = fa_divide(block, together * p->tiles), first = group * together;

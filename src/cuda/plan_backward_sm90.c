@@ -82,6 +82,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
                              ? (int32_t *)(void *)(workspace + x->semaphores_offset)
                              : NULL;
     params->first_stored = x->first_stored;
+    params->first_ahead = x->first_stored && !x->ordered;
     params->next_work =
         x->counter_offset ? (uint32_t *)(void *)(workspace + x->counter_offset) : NULL;
     params->counters = x->units ? (int32_t *)(void *)(workspace + x->counters_offset) : NULL;

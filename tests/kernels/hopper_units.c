@@ -862,28 +862,27 @@ void hopper_semaphore_add(int32_t *semaphore)
     *check_semaphore(semaphore) += 1;
 }
 
-static void see_counter(const int32_t *counter, int count)
-{
-    if (units.run->overlaps && !here()->bulk[cuda_thread.x].waited)
-        cuda_die("a wait for a counter before the grids in front have ended");
-    if (*counter > count) cuda_die("a counter of %d is %d", count, (int)*counter);
-    here()->bulk[cuda_thread.x].unfenced = true;
-}
-
-bool hopper_counter_is_reached(const int32_t *counter, int count)
-{
-    if (*check_semaphore(counter) < count) return false;
-    see_counter(counter, count);
-    return true;
-}
-
-void hopper_counter_wait(const int32_t *counter, int count)
+static void wait_for_counter(const int32_t *counter, int count)
 {
     const cuda_wait wait = {is_reached, describe_semaphore, check_semaphore(counter),
                             (uint64_t)count};
     if (count < 0) cuda_die("a wait for a counter of %d", count);
+    if (units.run->overlaps && !here()->bulk[cuda_thread.x].waited)
+        cuda_die("a wait for a counter before the grids in front have ended");
     cuda_wait_until(&wait);
-    see_counter(counter, count);
+    here()->bulk[cuda_thread.x].unfenced = true;
+}
+
+void hopper_counter_wait(const int32_t *counter, int count)
+{
+    wait_for_counter(counter, count);
+    if (*counter > count) cuda_die("a counter of %d is %d", count, (int)*counter);
+}
+
+int hopper_progress_wait(const int32_t *progress, int count)
+{
+    wait_for_counter(progress, count);
+    return *progress;
 }
 
 void hopper_counter_add(int32_t *counter, int pending)

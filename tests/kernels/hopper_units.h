@@ -62,7 +62,7 @@ void hopper_semaphore_add(int32_t *semaphore);
 
 /* A counter to which many blocks add; others wait until all of them have. */
 void hopper_counter_wait(const int32_t *counter, int count);
-bool hopper_counter_is_reached(const int32_t *counter, int count);
+int hopper_progress_wait(const int32_t *progress, int count); /* returns how far it is */
 /* pending: groups of the thread that need not be complete */
 void hopper_counter_add(int32_t *counter, int pending);
 
