@@ -21,8 +21,9 @@
  *               subtracted from the log-sum-exp, and delta is multiplied by 2^-bits
  *   key_sums    of a split and a block's keys: a float for each key and column of dK, then of dV;
  *               for each 64 keys in the same order
- *   semaphores  of a tile, if sums have one order: for each consumer's columns, how many key tiles
- *               have been added
+ *   semaphores  of a tile, for each consumer's columns: how many key tiles have been added, if sums
+ *               have one order. If the first block of a head runs ahead: of a sequence's last tile,
+ *               how many shares this block has stored
  *   cleared     of a group of heads: how many blocks have cleared their shares of its sums
  *   left        of a 16-bit dbias that batch items or heads share: counters, and dS that blocks
  *               have left
@@ -119,7 +120,7 @@ typedef struct fa_backward_sm90_params {
     int64_t q_tiles; /* of a head */
     float *sums;
     float *rows;
-    int32_t *semaphores; /* NULL: sums are added in any order */
+    int32_t *semaphores; /* NULL: no block waits for another one's shares of dQ */
     int64_t
         heads_together; /* key/value heads whose blocks take turns; 1: one head after the other */
     int32_t
@@ -133,8 +134,12 @@ typedef struct fa_backward_sm90_params {
     /* All batch items, if their blocks take turns; 1: one item after the other. */
     int32_t items_together;
     int64_t heads_ascending; /* the number of first heads whose blocks ascend (work.cuh) */
-    /* A query tile's first key tile stores its dQ; 0: all key tiles add theirs. */
+    /* A query tile's first key tile stores its dQ, so that the sums need no zeros; 0: all key tiles
+     * add theirs. */
     int32_t first_stored;
+    /* The same where sums have any order: a head's first block stores its shares, from the last
+     * query tile to the first one, and runs ahead of the head's other blocks. */
+    int32_t first_ahead;
     /* Work tiles that persistent blocks have taken; NULL: block b takes work
      * tiles b, b + grid, and so on. */
     uint32_t *next_work;

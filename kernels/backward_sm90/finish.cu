@@ -18,6 +18,14 @@ enum {
     SUM_VECTORS = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM) / 16
 };
 
+/* If no block has had a share, the sums have not been stored: they count as 0. */
+FA_DEVICE bool has_no_share(const fa_backward_sm90_params *s, const fa_tile *t, int64_t number)
+{
+    if (!s->first_stored) return false;
+    const int64_t after = s->first_ahead ? (t->n_q - t->first - 1) / QUERIES : 0; /* query tiles */
+    return s->semaphores[(number + after) * FA_BACKWARD_SM90_SEMAPHORES] <= after;
+}
+
 FA_KERNEL __launch_bounds__(THREADS)
     backward_sm90_finish(const __grid_constant__ fa_backward_params p,
                          const __grid_constant__ fa_backward_sm90_params s)
@@ -35,9 +43,8 @@ FA_KERNEL __launch_bounds__(THREADS)
         const int block = group * (NUM_BLOCKS / GROUPS) + j;
         x[j] = 8 * block < p.a.d ? sums[block * 128] : make_float4(0, 0, 0, 0);
     }
-    /* If no block has had a share, the sums have not been stored: they count as 0. */
-    const bool none = s.first_stored && s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES] == 0;
     __syncthreads();
+    const bool none = has_no_share(&s, &tile, number);
 #pragma unroll
     for (int j = 0; j < NUM_BLOCKS / GROUPS; j += 4)
 #pragma unroll

@@ -519,11 +519,49 @@ FA_DEVICE float *part_at(const fa_backward_sm90_params *s, int64_t number, int c
 
 #endif
 
+/* Adds a buffer of dQ to sums; a first share is stored. */
+FA_DEVICE void put_sums(float *sums, const char *dq, int bytes, bool first)
+{
+    if (first) ptx_bulk_store(sums, dq, bytes);
+    else ptx_bulk_add_f32(sums, dq, bytes);
+}
+
+/* Groups of copies of a tile. */
+#define TILE_COPIES (DQ_PARTS + BIAS_TILE)
+
+/* If a head's first block stores its shares of dQ and the others add theirs in any order: how many
+ * shares of the first block this block knows of; or that it is the first block, or need not know. */
+enum { STORES_FIRST = -1, NEED_NOT_KNOW = UNBOUNDED };
+
+/* How many shares the first block has stored. It counts a share when it has stored the next one,
+ * because more than a tile's time may pass until a share is complete. */
+FA_DEVICE int32_t *progress_at(const pipeline *pipe, const fa_backward_sm90_params *s, int consumer)
+{
+    const block_work *w = work_of(pipe);
+    return semaphore_at(s, w->number + w->to - 1, consumer);
+}
+
+FA_DEVICE int begin_first_shares(const pipeline *pipe, const fa_backward_params *p,
+                                 const fa_backward_sm90_params *s)
+{
+    if (!s->first_ahead || !p->dq.data) return NEED_NOT_KNOW;
+    return work_of(pipe)->key_tile == 0 ? STORES_FIRST : 0;
+}
+
+/* Counts the last share of a first block. */
+FA_DEVICE void end_first_shares(const pipeline *pipe, const fa_backward_sm90_params *s,
+                                int consumer, int known)
+{
+    if (known != STORES_FIRST) return;
+    ptx_bulk_wait(0);
+    ptx_progress_add(progress_at(pipe, s, consumer), 0);
+}
+
 /* Waits for a tile's dQ, adds it to the sums and releases the buffer. The parts of dQ use the
- * buffer one after the other. */
+ * buffer one after the other. first: it is a first share, which is stored. */
 FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                            const fa_backward_sm90_params *s, int consumer, int64_t number,
-                           const tile_cursor *next, int use)
+                           const tile_cursor *next, int use, bool first)
 {
     shared_state *state = pipe->state;
 #if DQ_PARTS > 1
@@ -533,8 +571,8 @@ FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
         const int own = DQ_PARTS * use + part, columns = part == 0 ? DQ_COLUMNS : DQ_REST;
         ptx_mbarrier_wait(dq_full(state, consumer, own), dq_full_parity(own));
         if (p->dq.data)
-            ptx_bulk_add_f32(part_at(s, number, consumer, part), dq_at(pipe, consumer, own),
-                             columns * (QUERIES * 4));
+            put_sums(part_at(s, number, consumer, part), dq_at(pipe, consumer, own),
+                     columns * (QUERIES * 4), first);
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, own));
@@ -543,8 +581,8 @@ FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
     const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
     ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
     if (p->dq.data)
-        ptx_bulk_add_f32(sums_at(s, number, consumer), dq_at(pipe, consumer, use),
-                         SUM_BYTES / HEAD_DIM * own_columns);
+        put_sums(sums_at(s, number, consumer), dq_at(pipe, consumer, use),
+                 SUM_BYTES / HEAD_DIM * own_columns, first);
     ptx_bulk_commit();
     store_dbias(pipe, s, next, consumer);
     if (BIAS_TILE) ptx_bulk_commit();
@@ -556,7 +594,8 @@ FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
 /* Executed by one lane of a store warp: adds a tile's dQ, which the consumer stores one tile
  * later, to the sums. use: the number of the use of the consumer's buffer; use 0 holds no dQ.
  *
- * If sums have one order, a key tile is added when all key tiles before it have been added. The
+ * If sums have one order, a key tile is added when all key tiles before it have been added. In any
+ * order, if the first key tile stores its share, the others are added after it. The
  * warp waits only for blocks of lower numbers, which start no later and do not wait for this
  * block. After ptx_bulk_wait an addition is complete and visible to this thread. The semaphore
  * makes it visible to the thread of the next block, and the fence to that thread's copies.
@@ -567,20 +606,30 @@ FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
  * read. */
 FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int consumer, const tile_cursor *at,
-                             const tile_cursor *next, int use)
+                             const tile_cursor *next, int use, int *known)
 {
     const block_work *w = work_of(pipe);
-    const bool ordered = s->semaphores && p->dq.data;
+    const bool ordered = s->semaphores && !s->first_ahead && p->dq.data;
     const int64_t number = number_of(s, w, at);
     int32_t *semaphore = semaphore_at(s, number, consumer);
+    const int share = at->count - first_count(w);
     if (ordered) {
         ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
         ptx_fence_proxy_async_global();
     }
-    add_tile_dq(pipe, p, s, consumer, number, next, use);
+    const bool stores = *known == STORES_FIRST;
+    if (!stores && *known <= share) {
+        *known = ptx_progress_wait(progress_at(pipe, s, consumer), share + 1);
+        ptx_fence_proxy_async_global();
+    }
+    add_tile_dq(pipe, p, s, consumer, number, next, use, stores);
     if (ordered) {
         ptx_bulk_wait(0);
         ptx_semaphore_add(semaphore);
+    }
+    if (stores && share > 0) {
+        ptx_bulk_wait(TILE_COPIES);
+        ptx_progress_add(progress_at(pipe, s, consumer), TILE_COPIES);
     }
 }
 
@@ -610,13 +659,14 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
     shared_state *state = pipe->state;
     const block_work *w = work_of(pipe);
     tile_cursor at = first_tile(w), before = at;
+    int known = begin_first_shares(pipe, p, s);
     while (at.count < w->tiles) {
         ptx_mbarrier_wait(dq_full(state, consumer, 0), 0);
         put_float_dbias(pipe, s, &at, consumer);
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, 0));
-        if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1);
+        if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1, &known);
         else {
             ptx_mbarrier_wait(dq_full(state, consumer, 1), 1);
             ptx_mbarrier_arrive(dq_empty(state, consumer, 1));
@@ -624,7 +674,8 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
         before = at;
         advance(&at, w->from, w->to);
     }
-    store_tile_dq(pipe, p, s, consumer, &before, &at, 0);
+    store_tile_dq(pipe, p, s, consumer, &before, &at, 0, &known);
+    end_first_shares(pipe, s, consumer, known);
     ptx_bulk_wait_read(0);
 }
 
@@ -652,11 +703,8 @@ FA_DEVICE dq_turn find_turn(const fa_backward_sm90_params *s, const block_work *
  * cleared. */
 FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, const dq_turn *turn)
 {
-    const int bytes = SUM_BYTES / HEAD_DIM * DQ_COLUMNS;
-    float *sums = sums_at(s, turn->number, turn->consumer);
-    const char *dq = dq_at(pipe, turn->consumer, turn->use);
-    if (turn->before == 0) ptx_bulk_store(sums, dq, bytes);
-    else ptx_bulk_add_f32(sums, dq, bytes);
+    put_sums(sums_at(s, turn->number, turn->consumer), dq_at(pipe, turn->consumer, turn->use),
+             SUM_BYTES / HEAD_DIM * DQ_COLUMNS, turn->before == 0);
 }
 
 /* A store warp of an ORDERED variant. Three warps take the consumers' buffers in turn, because a
@@ -731,6 +779,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     store_in_turn(pipe, p, s, warp);
 #else
     tile_cursor next = first_tile(w);
+    int known = begin_first_shares(pipe, p, s);
     skip_dq(pipe, s, warp, &next);
 #if CLEARS_AHEAD
     wait_until_cleared(s, number_of_work(pipe));
@@ -738,8 +787,9 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     while (next.count < end_count(w)) {
         const tile_cursor at = next;
         advance(&next, w->from, w->to);
-        store_tile_dq(pipe, p, s, warp, &at, &next, next.count);
+        store_tile_dq(pipe, p, s, warp, &at, &next, next.count, &known);
     }
+    end_first_shares(pipe, s, warp, known);
 #endif
     /* The block's shared memory must stay until everything has been read. */
     ptx_bulk_wait_read(0);

@@ -35,13 +35,14 @@ FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_par
 }
 
 /* The block's work tile n: the first one by the block's number, the others from a counter. If
- * blocks clear sums for later ones, all come from the counter: then work tiles with lower numbers
- * belong to blocks that have started. */
+ * blocks wait for others that clear sums or store first shares, all come from the counter:
+ * then work tiles with lower numbers belong to blocks that have started. */
 FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
 {
     if (!s->next_work) return blockIdx.x + n * (int64_t)gridDim.x;
-    if (n == 0 && !s->cleared) return blockIdx.x;
-    return (s->cleared ? 0 : gridDim.x) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
+    const bool waits = s->cleared || s->first_ahead;
+    if (n == 0 && !waits) return blockIdx.x;
+    return (waits ? 0 : gridDim.x) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
 }
 
 /* The scheduler warp. It describes a work tile while the block computes the previous one. */

@@ -133,6 +133,34 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
 
+#if !ORDERED
+
+/* The same if a head's first block runs ahead of its other ones, so that these need not wait: the first blocks of a group of heads come in front of the
+ * other blocks of the group before. */
+FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                                  int64_t block)
+{
+    const int64_t together = s->heads_together, heads = fa_divide(p->tasks, p->tiles);
+    const int64_t before = fa_min64(together, heads); /* the first blocks of the first group */
+    if (block < before) return block * p->tiles;
+    int64_t rest = block - before, first = fa_divide(rest, together * p->tiles) * together;
+    rest -= first * p->tiles;
+    int64_t own = fa_min64(together, heads - first),
+            next = fa_max64(0, fa_min64(together, heads - first - together));
+    if (rest >= next + own * (p->tiles - 1)) { /* the last group, with fewer heads */
+        rest -= next + own * (p->tiles - 1);
+        first += together;
+        own = next;
+        next = 0;
+    }
+    if (rest < next) return (first + together + rest) * p->tiles;
+    rest -= next;
+    const int64_t tile = fa_divide(rest, own);
+    return (first + rest - tile * own) * p->tiles + tile + 1;
+}
+
+#endif
+
 /* A block's task. Tasks count through the tiles of a head, then through those of the next head.
  * Blocks count through the first tiles of `together` heads, then their second tiles, so that
  * neighbouring blocks do not wait for each other's sums. In both orders a tile comes after all
@@ -145,6 +173,9 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90
         const int64_t own = fa_divide(block, s->items_together);
         return own + (block - own * s->items_together) * fa_divide(p->tasks, s->items_together);
     }
+#if !ORDERED
+    if (s->first_ahead) return find_task_ahead(p, s, block);
+#endif
     if (together <= 1) return block;
     const int64_t group = fa_divide(block, together * p->tiles), first = group * together;
     const int64_t heads = fa_min64(together, fa_divide(p->tasks, p->tiles) - first);

@@ -56,7 +56,34 @@ FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
 
 FA_DEVICE void ptx_counter_add(int32_t *counter) { ptx_semaphore_add(counter); }
 
-/* The same; returns the count before, and everything is visible that was visible to the threads that have added. */
+/* The same for the progress of one thread, which others follow. Returns how far it is. */
+FA_DEVICE int ptx_progress_wait(const int32_t *progress, int count)
+{
+    int32_t now;
+    asm volatile("{\n"
+                 ".reg .pred yes;\n"
+                 "again:\n"
+                 "ld.acquire.gpu.global.s32 %0, [%1];\n"
+                 "setp.ge.s32 yes, %0, %2;\n"
+                 "@yes bra finished;\n"
+                 "nanosleep.u32 32;\n"
+                 "bra again;\n"
+                 "finished:\n"
+                 "}\n"
+                 : "=r"(now)
+                 : "l"(__cvta_generic_to_global(progress)), "r"(count)
+                 : "memory");
+    return now;
+}
+
+/* pending: the thread's last groups of bulk copies that this step does not cover. */
+FA_DEVICE void ptx_progress_add(int32_t *progress, int pending)
+{
+    (void)pending;
+    ptx_semaphore_add(progress);
+}
+
+/* The same as ptx_counter_add; returns the count before, and everything is visible that was visible to the threads that have added. */
 FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
 {
     int32_t before;

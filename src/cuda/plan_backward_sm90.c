@@ -78,8 +78,11 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->sums = (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->delta = x->delta_offset ? (float *)(void *)(workspace + x->delta_offset) : NULL;
-    params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
+    params->semaphores = x->ordered || x->first_stored
+                             ? (int32_t *)(void *)(workspace + x->semaphores_offset)
+                             : NULL;
     params->first_stored = x->first_stored;
+    params->first_ahead = x->first_stored && !x->ordered;
     params->next_work =
         x->counter_offset ? (uint32_t *)(void *)(workspace + x->counter_offset) : NULL;
     params->counters = x->units ? (int32_t *)(void *)(workspace + x->counters_offset) : NULL;
@@ -391,11 +394,13 @@ static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda
 /* Heads whose blocks take turns where sums have any order. Under a causal mask these are as many as
  * make one round of blocks, or two where a head has many. Then short blocks come last, so that all
  * multiprocessors end at the same time, and what the blocks load stays in the L2 cache (head dim 128
- * on an H100, n 512, 1k, 2k, 4k: one round 183, 302, 441, 505 TFLOP/s, two 166, 293, 430, 503). */
+ * on an H100, n 512, 1k, 2k, 4k: one round 183, 302, 441, 505 TFLOP/s, two 166, 293, 430, 503). If
+ * first blocks run ahead, two groups run at the same time, and fewer heads are better. */
 static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
-                                   const fa_cuda_device *device)
+                                   const fa_cuda_device *device, bool first_ahead)
 {
-    const int percent = l->tiles <= 16 ? 100 : 200;
+    const int ahead = fa_variants[l->variant].persistent ? 100 : l->tiles <= 4 ? 25 : 50;
+    const int percent = first_ahead ? ahead : l->tiles <= 16 ? 100 : 200;
     return shrinks(p) && l->tasks > 0 ? count_heads_of_rounds(l, device, percent) : 1;
 }
 
@@ -423,21 +428,36 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     return heads > left ? heads - left : 0;
 }
 
+/* Where sums have any order: whether a head's first block, whose keys all query tiles see, stores its
+ * shares, and the others follow it. Then nobody clears the sums, and fewer shares are added. The blocks
+ * must have one query head, for others would get ahead of the first one. In long sequences the others
+ * wait for it too often (causal, 16,384 tokens on an H200, ms before and after: head dim 128, n 256
+ * 0.370 and 0.330, 512 0.399 and 0.375, 1k 0.510 and 0.483, 2k 0.735 and 0.758; head dim 64, persistent
+ * blocks, n 256 0.402 and 0.368, 512 0.435 and 0.429, 1k 0.561 and 0.564). */
+static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *main,
+                             const fa_cuda_backward_sm90_launch *own)
+{
+    const fa_variant *v = &fa_variants[main->variant];
+    return shrinks(p) && !is_wide(v) && !v->joined && p->heads_q == p->heads_kv * own->splits &&
+           main->tiles <= (v->persistent ? 4 : 8);
+}
+
 /* The order also makes an item's sums independent of the batch. */
 static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
                        const fa_cuda_plan_launch *main, const fa_cuda_device *device,
                        fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
 {
+    const fa_variant *v = &fa_variants[main->variant];
     own->ordered = is_ordered(p);
-    own->first_stored = own->ordered && fa_variants[main->variant].ordered;
-    own->heads_ascending = own->first_stored ? count_heads_ascending(p, main, device) : 0;
+    own->first_stored = own->ordered ? v->ordered : runs_first_ahead(p, main, own);
+    own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
-    own->heads_together =
-        own->ordered ? count_heads_together(p, main, device) : count_heads_in_turn(p, main, device);
+    own->heads_together = own->ordered ? count_heads_together(p, main, device)
+                                       : count_heads_in_turn(p, main, device, own->first_stored);
     if (own->heads_ascending > 0)
         own->heads_together = main->tasks / main->tiles - own->heads_ascending; /* the others */
-    if (own->ordered)
+    if (own->ordered || own->first_stored)
         plan->workspace_bytes +=
             (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
 }
@@ -612,7 +632,9 @@ static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
     if (!main)
         main =
             find_launch(plan, FA_FIRST_backward_sm90_persistent, FA_END_backward_sm90_persistent);
-    if (!main || main->tasks == 0 || main->backward_sm90.ordered) return NULL;
+    if (!main || main->tasks == 0 || main->backward_sm90.ordered ||
+        main->backward_sm90.first_stored)
+        return NULL;
     const fa_variant *v = &fa_variants[main->variant];
     return FA_BACKWARD_SM90_CLEARS_AHEAD(v->ordered, v->options, v->joined) ? main : NULL;
 }

@@ -698,7 +698,9 @@ static void test_dbias(void)
 {
     enum { N = 1000 };
     fa_problem p = make_half(2, 8, N, 64);
+    p.causal = true;
     const size_t bytes = workspace_of(&p), delta = 2 * 8 * N * sizeof(float);
+    p.causal = false;
     const size_t sums = (size_t)8 * N * N * sizeof(float);
     p.bias = p.dbias = somewhere;
     p.dbias_shape[0] = 2, p.dbias_shape[1] = 8, p.dbias_shape[2] = p.dbias_shape[3] = N;
@@ -1022,6 +1024,37 @@ static void test_clear_ahead(void)
     }
 }
 
+/* In short sequences a head's first block stores its shares of dq and runs ahead of the others. */
+static void test_first_ahead(void)
+{
+    static const struct {
+        int64_t heads_q, heads_kv, n, d, window;
+        bool causal, ahead;
+        int64_t together;
+    } cases[] = {{16, 16, 1024, 128, -1, true, true, 8},   {16, 16, 512, 128, -1, true, true, 8},
+                 {16, 16, 128, 128, -1, true, true, 33},   {16, 16, 2048, 128, -1, true, false, 8},
+                 {16, 16, 1024, 64, -1, true, false, 17},  {16, 16, 512, 64, -1, true, true, 33},
+                 {16, 16, 1024, 128, -1, false, false, 1}, {16, 4, 1024, 128, -1, true, false, 17},
+                 {16, 16, 1024, 128, 100, true, false, 1}, {16, 16, 1024, 256, -1, true, false, 8}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(16, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.d = p.d_v = cases[i].d;
+        p.causal = cases[i].causal;
+        p.window_left = cases[i].window;
+        const bool persistent = cases[i].d == 64;
+        const fa_cuda_plan plan =
+            plan_by(persistent ? &fa_cuda_backward_sm90_persistent : &fa_cuda_backward_sm90, &p,
+                    &devices[H200]);
+        const fa_cuda_backward_sm90_launch *x =
+            persistent ? &FIND(&plan, backward_sm90_persistent)->backward_sm90 : find_sm90(&plan);
+        CHECK(x->first_stored == cases[i].ahead && x->heads_together == cases[i].together &&
+                  (!x->first_stored || x->groups == 0),
+              "case %zu: %d, %lld heads take turns", i, x->first_stored,
+              (long long)x->heads_together);
+    }
+}
+
 /* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT requests it: semaphores,
  * and blocks of several heads that take turns. */
 static void test_order(void)
@@ -1075,11 +1108,11 @@ static void test_order(void)
         CHECK(l->first_stored == (causal[i].d <= 128), "case %zu", i);
     }
 
-    p = make_half_backward(2, 8, 1000);
+    p = make_half_backward(2, 8, 2048);
     p.d = p.d_v = 128;
     p.causal = true;
     plan = plan_apart(&p);
-    CHECK(find_sm90(&plan)->heads_together == 16 && !find_sm90(&plan)->first_stored,
+    CHECK(find_sm90(&plan)->heads_together == 8 && !find_sm90(&plan)->first_stored,
           "%lld heads in turn in any order", (long long)find_sm90(&plan)->heads_together);
     p.causal = false;
     plan = plan_apart(&p);
@@ -1252,6 +1285,7 @@ int main(void)
     test_sm90();
     test_dbias();
     test_clear_ahead();
+    test_first_ahead();
     test_splits();
     test_wanted();
     test_combine();

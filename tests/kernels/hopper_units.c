@@ -862,7 +862,7 @@ void hopper_semaphore_add(int32_t *semaphore)
     *check_semaphore(semaphore) += 1;
 }
 
-void hopper_counter_wait(const int32_t *counter, int count)
+static void wait_for_counter(const int32_t *counter, int count)
 {
     const cuda_wait wait = {is_reached, describe_semaphore, check_semaphore(counter),
                             (uint64_t)count};
@@ -870,16 +870,27 @@ void hopper_counter_wait(const int32_t *counter, int count)
     if (units.run->overlaps && !here()->bulk[cuda_thread.x].waited)
         cuda_die("a wait for a counter before the grids in front have ended");
     cuda_wait_until(&wait);
-    if (*counter > count) cuda_die("a counter of %d is %d", count, (int)*counter);
     here()->bulk[cuda_thread.x].unfenced = true;
 }
 
-void hopper_counter_add(int32_t *counter)
+void hopper_counter_wait(const int32_t *counter, int count)
+{
+    wait_for_counter(counter, count);
+    if (*counter > count) cuda_die("a counter of %d is %d", count, (int)*counter);
+}
+
+int hopper_progress_wait(const int32_t *progress, int count)
+{
+    wait_for_counter(progress, count);
+    return *progress;
+}
+
+void hopper_counter_add(int32_t *counter, int pending)
 {
     const bulk_groups *g = &here()->bulk[cuda_thread.x];
     if (units.run->overlaps && !g->waited)
         cuda_die("a counter is added to before the grids in front have ended");
-    if (g->ended[HOPPER_BULK_ADDED] < g->committed)
+    if (g->ended[HOPPER_BULK_ADDED] + (uint64_t)pending < g->committed)
         cuda_die("a counter is added to before bulk additions are complete");
     *check_semaphore(counter) += 1;
 }

@@ -62,7 +62,9 @@ void hopper_semaphore_add(int32_t *semaphore);
 
 /* A counter to which many blocks add; others wait until all of them have. */
 void hopper_counter_wait(const int32_t *counter, int count);
-void hopper_counter_add(int32_t *counter);
+int hopper_progress_wait(const int32_t *progress, int count); /* returns how far it is */
+/* pending: groups of the thread that need not be complete */
+void hopper_counter_add(int32_t *counter, int pending);
 
 /* Each thread of a grid whose launch overlaps the previous one must wait for that one. */
 void hopper_wait_for_grids(void);

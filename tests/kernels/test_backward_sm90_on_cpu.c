@@ -126,6 +126,7 @@ static int64_t blind_queries; /* those that were NaN */
 static int rounded_otherwise; /* problems whose second run had other bits in dq */
 static int ordered;           /* problems whose sums of dq have one order */
 static int cleared_ahead;     /* launches whose blocks clear sums for later ones */
+static int first_stored;      /* launches whose blocks add to first shares, in any order */
 
 /* One run of a problem. */
 typedef struct machine {
@@ -163,11 +164,23 @@ static bool waits_for_zeros(const fa_cuda_plan_launch *l)
     return clears_ahead(l) && !fa_variants[l->variant].persistent;
 }
 
+/* Whether blocks wait for first shares, which blocks of lower numbers store. */
+static bool adds_to_first_shares(const fa_cuda_plan_launch *l)
+{
+    return is_main(l) && l->backward_sm90.first_stored && !l->backward_sm90.ordered;
+}
+
+static bool waits_for_first_shares(const fa_cuda_plan_launch *l)
+{
+    return adds_to_first_shares(l) && !fa_variants[l->variant].persistent;
+}
+
 /* All orders and delays; a slow warp, often one of the three that load or store. */
 static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const bool in_order = m->ordered || v->joined || waits_for_room(l) || waits_for_zeros(l);
+    const bool in_order = m->ordered || v->joined || waits_for_room(l) || waits_for_zeros(l) ||
+                          waits_for_first_shares(l);
     const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
     const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
     const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
@@ -180,7 +193,7 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     if (in_order || v->persistent)
         run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
     run->first_block_slow = /* in a cluster, the other block waits for it */
-        !run->cluster && (v->joined || waits_for_room(l) || waits_for_zeros(l)) && bits >> 44 & 1;
+        !run->cluster && in_order && !m->ordered && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
@@ -219,6 +232,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
     if (!run.kernel) abort();
     vary(&run, m, l);
     cleared_ahead += clears_ahead(l);
+    first_stored += adds_to_first_shares(l);
     snprintf(name, sizeof name,
              "number %lld: %s, %s, %s copies, %s products, lanes %x of warp %u slow",
              (long long)m->number, fa_variants[l->variant].name,
@@ -553,12 +567,14 @@ int main(int argc, char **argv)
     CHECK(rooms_waited_for || argc > 1, "no block waited for room");
     CHECK(blind_queries || argc > 1, "all queries saw keys");
     CHECK(cleared_ahead || argc > 1, "no block cleared sums for later ones");
+    CHECK(first_stored || argc > 1, "no block added to first shares in any order");
     CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
     if (argc > 2) {
         printf(
             "%5d problems, %d with another rounding of dq, %d with one order of its sums, %d with "
-            "sums cleared ahead, %lld queries that saw nothing\n",
-            done, rounded_otherwise, ordered, cleared_ahead, (long long)blind_queries);
+            "sums cleared ahead, %d first shares stored, %lld queries that saw nothing\n",
+            done, rounded_otherwise, ordered, cleared_ahead, first_stored,
+            (long long)blind_queries);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }

@@ -23,11 +23,21 @@ FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
     hopper_counter_wait(counter, count);
 }
 
-FA_DEVICE void ptx_counter_add(int32_t *counter) { hopper_counter_add(counter); }
+FA_DEVICE void ptx_counter_add(int32_t *counter) { hopper_counter_add(counter, 0); }
+
+FA_DEVICE int ptx_progress_wait(const int32_t *progress, int count)
+{
+    return hopper_progress_wait(progress, count);
+}
+
+FA_DEVICE void ptx_progress_add(int32_t *progress, int pending)
+{
+    hopper_counter_add(progress, pending);
+}
 
 FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
 {
-    hopper_counter_add(counter);
+    hopper_counter_add(counter, 0);
     return *counter - 1;
 }
 
