@@ -292,7 +292,8 @@ FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const 
 {
     const int count = (int)(keys->to - keys->start);
 #pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; chunk++) { /* not unrolled: the code of the loads exists only once */
+    for (int chunk = 0; chunk < CHUNKS;
+         chunk++) { /* not unrolled: the code of the loads exists only once */
         if (chunk * CHUNK >= p->d_v) break;
         __syncthreads();
         float bad = load_keys(p, &p->v, &p->v_scale, t, keys, shared->other, chunk * CHUNK, p->d_v);
