@@ -291,9 +291,8 @@ FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const 
                           const fa_key_range *keys, fa_state *state)
 {
     const int count = (int)(keys->to - keys->start);
-#pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS;
-         chunk++) { /* not unrolled: the code of the loads exists only once */
+#pragma unroll 1 /* the code of the loads exists only once */
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (chunk * CHUNK >= p->d_v) break;
         __syncthreads();
         float bad = load_keys(p, &p->v, &p->v_scale, t, keys, shared->other, chunk * CHUNK, p->d_v);
