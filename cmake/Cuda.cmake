@@ -120,7 +120,7 @@ option(FA_CUDA_ONCE "Kernels for this build alone: without dependency files, lar
 mark_as_advanced(FA_CUDA_ONCE)
 
 # The older compilers have no choice of compression.
-set(FA_NVCC_FLAGS -O3 -std=c++20 -Xptxas -v)
+set(FA_NVCC_FLAGS -O3 -std=c++17 -Xptxas -v)
 if(FA_CUDA_ARCHITECTURES)
     execute_process(COMMAND "${FA_NVCC}" --help OUTPUT_VARIABLE help ERROR_QUIET)
     if(help MATCHES "--compress-mode")

@@ -127,26 +127,35 @@ FA_DEVICE bool is_use(const fa_attention_params *p, int64_t e, int64_t page)
     return n * p->rows_k < p->seqlens_k[b] && p->block_table[e] == page;
 }
 
-/* All sequences that use the page, in the order of the table. */
-FA_DEVICE void use_page(const fa_backward_params *p, fa_work *w, const fa_shared *shared,
-                        fa_sums dk, fa_sums dv)
+/* Finds the next sequence that has the tile's keys: with pages, in the order of the table. *next: where to look, from 0
+ * on; *first: the tile's first key there. */
+FA_DEVICE bool find_use(const fa_attention_params *p, const fa_work *w, const fa_shared *shared,
+                        int64_t *next, int64_t *b, int64_t *first)
 {
-    const fa_attention_params *a = &p->a;
-#pragma unroll 1
-    for (int64_t e = 0; e < a->batch * a->block_table_stride; e += THREADS) {
-        const int used = is_use(a, e + threadIdx.x, w->keys.block);
-        if (!__syncthreads_or(used)) continue;
-        shared->flags[threadIdx.x] = used;
-        __syncthreads();
-#pragma unroll 1
-        for (int n = 0; n < THREADS; n++) {
-            if (!shared->flags[n]) continue;
-            const int64_t b = (e + n) / a->block_table_stride;
-            const int64_t page = (e + n) % a->block_table_stride;
-            use_sequence(p, w, shared, b, page * a->rows_k + w->keys.first, dk, dv);
-        }
-        __syncthreads();
+    if (!p->block_table) {
+        *b = w->keys.batch;
+        *first = w->keys.first;
+        return (*next)++ == 0 && w->keys.batch >= 0 && w->keys.count > 0;
     }
+#pragma unroll 1
+    while (*next < p->batch * p->block_table_stride) {
+        const int64_t e = (*next)++;
+        const int n = (int)(e % THREADS);
+        if (n == 0) { /* the threads look at the next entries together */
+            const int used = is_use(p, e + threadIdx.x, w->keys.block);
+            if (!__syncthreads_or(used)) {
+                *next = e + THREADS;
+                continue;
+            }
+            shared->flags[threadIdx.x] = used;
+            __syncthreads();
+        }
+        if (!shared->flags[n]) continue;
+        *b = e / p->block_table_stride;
+        *first = e % p->block_table_stride * p->rows_k + w->keys.first;
+        return true;
+    }
+    return false;
 }
 
 /* ---- Results --------------------------------------------------------------------------------- */
@@ -183,9 +192,10 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
         __syncthreads();
         clear(dk);
         clear(dv);
-        if (p.a.block_table) use_page(&p, &work, &shared, dk, dv);
-        else if (work.keys.batch >= 0 && work.keys.count > 0)
-            use_sequence(&p, &work, &shared, work.keys.batch, work.keys.first, dk, dv);
+        int64_t next = 0, b, first;
+#pragma unroll 1
+        while (find_use(&p.a, &work, &shared, &next, &b, &first)) /* one loop: half as much code */
+            use_sequence(&p, &work, &shared, b, first, dk, dv);
         store(&p.dk, &work.keys, p.a.d, p.a.scale, dk);
         store(&p.dv, &work.keys, p.a.d_v, 1.0f, dv);
         __syncthreads();

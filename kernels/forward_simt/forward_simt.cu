@@ -291,7 +291,7 @@ FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const 
                           const fa_key_range *keys, fa_state *state)
 {
     const int count = (int)(keys->to - keys->start);
-#pragma unroll
+#pragma unroll 1 /* the code of the loads exists only once */
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (chunk * CHUNK >= p->d_v) break;
         __syncthreads();
@@ -301,7 +301,10 @@ FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const 
         for (int g = 0; g < GROUPS; g += PART_GROUPS) {
             float part[ROWS][PART_GROUPS][4];
             sum_rows(shared->weights, shared->other + g * 32, count, nonfinite, part);
-            add_outputs(shared, state, chunk * GROUPS + g, part);
+#pragma unroll
+            for (int n = 0; n < CHUNKS; n++) { /* registers cannot be indexed */
+                if (n == chunk) add_outputs(shared, state, n * GROUPS + g, part);
+            }
         }
     }
 }
