@@ -31,20 +31,23 @@ FA_KERNEL __launch_bounds__(THREADS)
                          const __grid_constant__ fa_backward_sm90_params s)
 {
     __shared__ fa_tile tile;
+    __shared__ bool none;
     const int64_t task = p.a.tasks - 1 - blockIdx.x, outer = fa_divide(task, s.q_tiles);
     const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (task - outer * s.q_tiles);
     const int thread = threadIdx.x % 128, group = threadIdx.x / 128;
     const float4 *sums = (const float4 *)s.sums + number * SUM_VECTORS + thread;
     float4 x[NUM_BLOCKS / GROUPS];
-    if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
     ptx_wait_for_grids();
 #pragma unroll
     for (int j = 0; j < NUM_BLOCKS / GROUPS; j++) {
         const int block = group * (NUM_BLOCKS / GROUPS) + j;
         x[j] = 8 * block < p.a.d ? sums[block * 128] : make_float4(0, 0, 0, 0);
     }
+    if (threadIdx.x == 0) { /* while the sums are on their way */
+        tile = fa_find_tile(&p.a, task, QUERIES);
+        none = has_no_share(&s, &tile, number);
+    }
     __syncthreads();
-    const bool none = has_no_share(&s, &tile, number);
 #pragma unroll
     for (int j = 0; j < NUM_BLOCKS / GROUPS; j += 4)
 #pragma unroll

@@ -30,11 +30,14 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
     const int lane = threadIdx.x % LANES, first = from + (int)(threadIdx.x / LANES);
     const bool has_columns = 8 * lane < p->a.d_v;
     uint4 dout[ROWS_OF_LANE], out[ROWS_OF_LANE];
+    float lse[ROWS_OF_LANE];
 #pragma unroll
     for (int n = 0; n < ROWS_OF_LANE; n++) {
-        const int64_t i = t->first + first + n * (THREADS / LANES);
+        const int row = first + n * (THREADS / LANES);
+        const int64_t i = t->first + row;
         const uint4 zero = {0, 0, 0, 0};
         dout[n] = out[n] = zero;
+        lse[n] = lane == 0 ? load_row_lse(p, t, row) : 0.0f;
         if (i >= t->n_q || !has_columns) continue;
         dout[n] = *(const uint4 *)(fa_view_row(&p->dout, t->block_q, t->start_q + i, t->head) +
                                    16 * lane);
@@ -47,7 +50,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
         const uint32_t x[4] = {dout[n].x, dout[n].y, dout[n].z, dout[n].w};
         const uint32_t y[4] = {out[n].x, out[n].y, out[n].z, out[n].w};
         const float sum = multiply_row(x, y, LANES);
-        if (lane == 0) prepare_row(p, t, row, sum, rows);
+        if (lane == 0) prepare_row(p, t, row, lse[n], sum, rows);
     }
 }
 
@@ -58,7 +61,7 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float
     for (int r = (int)threadIdx.x / 32; r < QUERIES; r += WARPS) {
         const int64_t i = t->first + r;
         const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
-        if (threadIdx.x % 32 == 0) prepare_row(p, t, r, product, rows);
+        if (threadIdx.x % 32 == 0) prepare_row(p, t, r, load_row_lse(p, t, r), product, rows);
     }
 }
 

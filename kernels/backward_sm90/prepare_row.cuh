@@ -19,18 +19,27 @@ FA_DEVICE void put_numbers(float *numbers, float lse, float delta)
     numbers[FA_BACKWARD_SM90_QUERIES] = delta / (float)(1 << bits);
 }
 
-/* Row `row`, counted from the tile's first one. product: of dout and out. rows: the tile's numbers;
- * every 64 rows, the next tile's numbers follow 64 rows later. */
-FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int row, float product,
-                           float *rows)
+/* Where a number of row `row`, counted from the tile's first one, is in lse and dlse. */
+FA_DEVICE int64_t lse_index(const fa_backward_params *p, const fa_tile *t, int row)
 {
-    const int64_t i = t->first + row;
-    const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
-    const float lse = i < t->n_q ? p->a.lse[at] : -INFINITY;
+    return (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + t->first + row;
+}
+
+/* The row's log-sum-exp; -infinity after the last query. To be loaded together with the row: a block
+ * lives for little longer than memory needs to answer once. */
+FA_DEVICE float load_row_lse(const fa_backward_params *p, const fa_tile *t, int row)
+{
+    return t->first + row < t->n_q ? p->a.lse[lse_index(p, t, row)] : -INFINITY;
+}
+
+/* product: of dout and out. rows: the tile's numbers; every 64 rows, the next tile's numbers follow
+ * 64 rows later. */
+FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int row, float lse,
+                           float product, float *rows)
+{
     const bool counts = lse != -INFINITY;
-    rows += FA_BACKWARD_SM90_ROW_AT(row);
-    const float delta = counts ? product - (p->dlse ? p->dlse[at] : 0.0f) : 0.0f;
-    put_numbers(rows, lse, delta);
+    const float dlse = counts && p->dlse ? p->dlse[lse_index(p, t, row)] : 0.0f;
+    put_numbers(rows + FA_BACKWARD_SM90_ROW_AT(row), lse, counts ? product - dlse : 0.0f);
 }
 
 /* The product of two rows. Each of `lanes` lanes has eight elements of both. */

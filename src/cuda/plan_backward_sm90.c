@@ -718,12 +718,20 @@ static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, f
            plan_backward(p, device, plan, why, size);
 }
 
+/* Whether each head has one key tile, and few query tiles. */
+static bool is_short(const fa_problem *p)
+{
+    return p->rows_q <= FA_BACKWARD_SM90_KEYS && p->rows_k <= FA_BACKWARD_SM90_KEYS;
+}
+
 /* Of head dims above 64 blocks that are not persistent are as fast, or faster (head dim 128 on an H200, n 4k
- * causal: 523 TFLOP/s, persistent 498; head dim 64: 461, persistent 475). That needs no words. */
+ * causal: 523 TFLOP/s, persistent 498; head dim 64: 461, persistent 475). But a short block waits for its loads most of
+ * the time, and a persistent one loads ahead (head dim 128, n 128 causal: 0.308 ms, persistent 0.293; full, joined
+ * launches: 0.384 and 0.353). That needs no words. */
 static bool is_above_64(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)device, (void)why, (void)size;
-    return p->d > 64 || p->d_v > 64;
+    return (p->d > 64 || p->d_v > 64) && !is_short(p);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90_persistent = {
@@ -746,12 +754,13 @@ static bool refuse_packed(const fa_problem *p, char *why, size_t size)
 /* One launch is faster without a mask above head dim 64 (16,384 tokens on an H100, head dim 128, one
  * launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k 649 and 646; head dim 64, n 1k:
  * 388 and 417). Under a causal mask it was faster on one GPU (n 4k 531 and 505), and on others up to 9%
- * slower. Windows are not measured. That needs no words. */
+ * slower. Windows are not measured. Short sequences have persistent blocks. That needs no words. */
 static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, char *why,
                             size_t size)
 {
     (void)device, (void)why, (void)size;
-    return (p->d <= 64 && p->d_v <= 64) || p->causal || p->window_left >= 0 || p->window_right >= 0;
+    return (p->d <= 64 && p->d_v <= 64) || p->causal || p->window_left >= 0 ||
+           p->window_right >= 0 || is_short(p);
 }
 
 static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *device,
