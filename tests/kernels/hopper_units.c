@@ -578,17 +578,17 @@ void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, con
 void hopper_load_blocks(void *shared, const void *opaque, uint64_t *word, int axes,
                         const int *start, unsigned blocks)
 {
-    const unsigned count = cuda_cluster_size(units.run), own = cuda_place % count;
+    const unsigned count = cuda_cluster_size(units.run), place = cuda_place;
     void *to[CUDA_MOST_CLUSTER];
     if (blocks == 0 || blocks >> count)
         cuda_die("a load into blocks %x of a cluster of %u", blocks, count);
     for (unsigned rank = 0; rank < count; rank++) to[rank] = cuda_at_peer(shared, rank);
     for (unsigned rank = 0; rank < count; rank++) {
         if (!(blocks >> rank & 1)) continue;
-        cuda_enter_block(rank);
-        load_box(to[rank], opaque, word, axes, start, rank != own);
+        cuda_enter_block(cuda_place_of(rank));
+        load_box(to[rank], opaque, word, axes, start, cuda_place != place);
     }
-    cuda_enter_block(own);
+    cuda_enter_block(place);
 }
 
 /* ---- Bulk copies ----------------------------------------------------------------------------- */
