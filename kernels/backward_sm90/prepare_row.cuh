@@ -25,8 +25,8 @@ FA_DEVICE int64_t lse_index(const fa_backward_params *p, const fa_tile *t, int r
     return (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + t->first + row;
 }
 
-/* The row's log-sum-exp; -infinity after the last query. To be loaded together with the row: a block
- * lives for little longer than memory needs to answer once. */
+/* The row's log-sum-exp; -infinity after the last query. It is loaded together with the row, because
+ * a block runs for little longer than the latency of memory. */
 FA_DEVICE float load_row_lse(const fa_backward_params *p, const fa_tile *t, int row)
 {
     return t->first + row < t->n_q ? p->a.lse[lse_index(p, t, row)] : -INFINITY;

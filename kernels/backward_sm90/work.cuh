@@ -135,8 +135,9 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
 
 #if !ORDERED
 
-/* The same if a head's first block runs ahead of its other ones, so that these need not wait: the first blocks of a group of heads come in front of the
- * other blocks of the group before. */
+/* A block's task if a head's first block runs ahead of its other ones, so that these need not wait.
+ * The first blocks of a group of `together` heads come in front of the other blocks of the group
+ * before; otherwise the order is that of find_task. */
 FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                   int64_t block)
 {

@@ -725,9 +725,9 @@ static bool is_short(const fa_problem *p)
 }
 
 /* Of head dims above 64 blocks that are not persistent are as fast, or faster (head dim 128 on an H200, n 4k
- * causal: 523 TFLOP/s, persistent 498; head dim 64: 461, persistent 475). But a short block waits for its loads most of
- * the time, and a persistent one loads ahead (head dim 128, n 128 causal: 0.308 ms, persistent 0.293; full, joined
- * launches: 0.384 and 0.353). That needs no words. */
+ * causal: 523 TFLOP/s, persistent 498; head dim 64: 461, persistent 475). But a short block waits for its
+ * loads most of the time, and a persistent one loads ahead (head dim 128, n 128 causal: 0.308 ms, persistent
+ * 0.293; full, joined launches: 0.384 and 0.353). That needs no words. */
 static bool is_above_64(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)device, (void)why, (void)size;
