@@ -11,22 +11,25 @@
 #include "ptx_on_cpu/semaphore.h"
 #else
 
-/* Waits until the count is reached. Then everything is visible that was visible to the threads that have added. */
-FA_DEVICE void ptx_semaphore_wait(const int32_t *semaphore, int count)
+/* Waits until the count is at least `count`, and returns it. Then everything is visible that was visible to the threads that have
+ * added. */
+FA_DEVICE int ptx_semaphore_wait(const int32_t *semaphore, int count)
 {
+    int32_t now;
     asm volatile("{\n"
                  ".reg .pred yes;\n"
-                 ".reg .s32 now;\n"
                  "again:\n"
-                 "ld.acquire.gpu.global.s32 now, [%0];\n"
-                 "setp.ge.s32 yes, now, %1;\n"
+                 "ld.acquire.gpu.global.s32 %0, [%1];\n"
+                 "setp.ge.s32 yes, %0, %2;\n"
                  "@yes bra finished;\n"
                  "nanosleep.u32 32;\n"
                  "bra again;\n"
                  "finished:\n"
-                 "}\n" ::"l"(__cvta_generic_to_global(semaphore)),
-                 "r"(count)
+                 "}\n"
+                 : "=r"(now)
+                 : "l"(__cvta_generic_to_global(semaphore)), "r"(count)
                  : "memory");
+    return now;
 }
 
 /* Whether the count has been reached. If so, the same is visible as after ptx_semaphore_wait. */
@@ -59,21 +62,7 @@ FA_DEVICE void ptx_counter_add(int32_t *counter) { ptx_semaphore_add(counter); }
 /* The same for the progress of one thread, which others follow. Returns how far it is. */
 FA_DEVICE int ptx_progress_wait(const int32_t *progress, int count)
 {
-    int32_t now;
-    asm volatile("{\n"
-                 ".reg .pred yes;\n"
-                 "again:\n"
-                 "ld.acquire.gpu.global.s32 %0, [%1];\n"
-                 "setp.ge.s32 yes, %0, %2;\n"
-                 "@yes bra finished;\n"
-                 "nanosleep.u32 32;\n"
-                 "bra again;\n"
-                 "finished:\n"
-                 "}\n"
-                 : "=r"(now)
-                 : "l"(__cvta_generic_to_global(progress)), "r"(count)
-                 : "memory");
-    return now;
+    return ptx_semaphore_wait(progress, count);
 }
 
 /* pending: the thread's last groups of bulk copies that this step does not cover. */
