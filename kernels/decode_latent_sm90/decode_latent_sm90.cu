@@ -27,8 +27,8 @@
  * there is room for ten pairs of blocks of columns of keys, two key tiles and a half: the next
  * tile's keys are there when its scores are computed, while the last ones are still values.
  *
- * A second launch merges parts (decode_sm80/merge.cuh), in which several blocks share the rows of a
- * work tile.
+ * Two parts are merged by the later one of the two blocks (store.cuh). More parts are merged by a
+ * second launch (decode_sm80/merge.cuh), in which several blocks share the rows of a work tile.
  */
 #include "decode_latent_sm90/config.cuh"
 
@@ -106,16 +106,17 @@ FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, bool scor
     } else {
         const int half = (int)ptx_uniform((uint32_t)(warp_id() / GROUP_WARPS - 1));
         row_sums own = {{0.0f, 0.0f}};
-        float out[OUTPUTS], sum[2];
+        float out[OUTPUTS];
         consume_values(pipe, d, half, out, &own);
-        find_row_sums(&own, sum);
+        row_ends ends = find_row_ends(pipe, &own);
         if (stores_vectors(d, w)) {
-            store_result_columns(pipe, d, w, out, half, sum);
+            if (w->parts == 1 || takes_other_part(d, w, half, out, &ends))
+                store_result_columns(d, w, out, half, &ends);
             return;
         }
         sync_threads(); /* all products have ended: scores and keys are no longer needed */
         share_sums(out, half, shared);
-        if (half == 0) store_row_ends(pipe, d, w, sum, factors);
+        if (half == 0) store_row_ends(d, w, &ends, factors);
     }
     sync_threads();
     store_sums(d, w, shared, factors);

@@ -100,9 +100,13 @@ FA_DEVICE void prefetch_tile(const pipeline *pipe, const fa_decode_latent_sm90_p
                             (int)w->tile.head_kv * s->k_step.head, box->outer);
 }
 
-/* Page numbers are read a tile before they are needed. With many keys, the queries come before all
- * keys but those of the first tile: all blocks of the device begin at the same time, and more keys
- * would delay them. */
+/* Key tiles from which on the queries come before all keys but those of the first tile: all blocks
+ * of the device begin at the same time, and more keys would delay the queries. */
+#ifndef MANY_TILES
+#define MANY_TILES 16
+#endif
+
+/* Page numbers are read a tile before they are needed. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
                        const fa_decode_latent_sm90_params *s)
 {
@@ -114,7 +118,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
     for (int n = 0; n < tiles.count; n++) {
         const fa_box next = find_box(d, s, w, tiles.first + (n + TILES_AHEAD + 1) * KEYS);
         load_tile(pipe, s, w, &boxes[0], n);
-        if (n == 0 && w->parts == 1) ptx_mbarrier_wait(&pipe->state->queries_read, 0);
+        if (n == 0 && tiles.count >= MANY_TILES) ptx_mbarrier_wait(&pipe->state->queries_read, 0);
         if (n + TILES_AHEAD < tiles.count) prefetch_tile(pipe, s, w, &boxes[TILES_AHEAD]);
 #pragma unroll
         for (int i = 0; i < TILES_AHEAD; i++) boxes[i] = boxes[i + 1];

@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 
+#include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/plan_decode.h"
 
@@ -48,7 +49,15 @@ int32_t fa_cuda_merged_rows(const fa_cuda_plan_launch *l, uint32_t *grid)
     return (int32_t)merged;
 }
 
-/* A second launch merges parts. */
+bool fa_cuda_merges_two_parts(const fa_cuda_plan_launch *l, const fa_decode_params *params)
+{
+    return l->decode.parts == 2 && l->tasks <= FA_DECODE_LATENT_SM90_COUNTERS &&
+           params->heads * params->queries == fa_variants[l->variant].group_rows &&
+           params->attention.out.vector == 8;
+}
+
+/* A second launch merges parts, unless the later one of two blocks does so: then a counter tells a
+ * block whether it is that. */
 static bool queue_latent(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                          const fa_cuda_call *call, fa_cuda_fault *fault)
 {
@@ -56,13 +65,21 @@ static bool queue_latent(void *kernel, const fa_cuda_plan *plan, const fa_cuda_p
     fa_decode_latent_sm90_params more;
     fa_cuda_plan_launch merging = *l;
     const int32_t merged_rows = fa_cuda_merged_rows(l, &merging.grid);
+    fa_cuda_counter counters = {-1, NULL};
     void *parameters[] = {&params, &more};
     fa_cuda_set_decode_params(call->problem, l, FA_DECODE_STORE, 0, &params);
     if (!fa_cuda_decode_latent_sm90_params(call->problem, l, merged_rows, fa_cuda_encode_map, &more,
-                                           fault) ||
-        !fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault))
+                                           fault))
         return false;
-    if (l->decode.parts == 1) return true;
+    if (fa_cuda_merges_two_parts(l, &params))
+        counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
+    if (counters.number >= 0 && counters.number < FA_DECODE_COUNTER_SETS) {
+        params.step = FA_DECODE_LAST;
+        params.counters = counters.number;
+    }
+    const bool fine = fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    fa_cuda_counter_release(counters, call->stream);
+    if (!fine || l->decode.parts == 1 || params.step == FA_DECODE_LAST) return fine;
     params.step = FA_DECODE_MERGE;
     more.cluster = 1;
     merging.cluster = 1;

@@ -43,8 +43,8 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_latent_sm90_on_cpu_forms.h"
 };
 
-static int runs[FA_VARIANTS], clusters,
-    cut; /* launches; with clusters; problems whose keys were cut */
+/* Launches; with clusters; which merge two parts; problems whose keys were cut. */
+static int runs[FA_VARIANTS], clusters, pairs, cut;
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
@@ -52,6 +52,7 @@ static int runs[FA_VARIANTS], clusters,
 typedef struct machine {
     int64_t number;
     bool otherwise;     /* in other orders, with other delays */
+    bool one_launch;    /* the later one of two blocks merges their parts, where that can be */
     ref_buffers memory; /* what kernels may touch */
 } machine;
 
@@ -76,7 +77,8 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
     fa_cuda_fault fault;
     uint32_t grid;
     const int32_t merged_rows = fa_cuda_merged_rows(l, &grid);
-    fa_cuda_set_decode_params(p, l, step, 0, &both.decode);
+    fa_cuda_set_decode_params(p, l, step, (int32_t)(m->number % FA_DECODE_COUNTER_SETS),
+                              &both.decode);
     CHECK(
         fa_cuda_decode_latent_sm90_params(p, l, merged_rows, hopper_encode_map, &both.more, &fault),
         "no map");
@@ -88,7 +90,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .units = &hopper_units,
                     .overlaps = step == FA_DECODE_MERGE,
                     .grid = step == FA_DECODE_MERGE ? grid : l->grid,
-                    .cluster = step == FA_DECODE_STORE && l->cluster > 1 ? l->cluster : 0,
+                    .cluster = step != FA_DECODE_MERGE && l->cluster > 1 ? l->cluster : 0,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
     vary(&run, m);
@@ -106,9 +108,16 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
 /* False if memory beside the workspace was written. */
 static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
+    fa_decode_params params;
     begin_workspace(&m->memory, p, l->workspace_bytes);
-    launch(m, p, l, FA_DECODE_STORE);
-    if (l->decode.parts > 1) launch(m, p, l, FA_DECODE_MERGE);
+    fa_cuda_set_decode_params(p, l, FA_DECODE_STORE, 0, &params);
+    if (m->one_launch && fa_cuda_merges_two_parts(l, &params)) {
+        launch(m, p, l, FA_DECODE_LAST);
+        pairs++;
+    } else {
+        launch(m, p, l, FA_DECODE_STORE);
+        if (l->decode.parts > 1) launch(m, p, l, FA_DECODE_MERGE);
+    }
     return end_workspace(&m->memory, p);
 }
 
@@ -151,10 +160,12 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     choose_parts(m.number, l);
     cut += l->decode.parts > 1;
     char *const before = ref_buffers_copy(call->buffers);
+    m.one_launch = m.number / 7 % 3 != 0;
     bool clean = run_plan(&m, &p, l);
     char *const first = ref_buffers_copy(call->buffers);
     ref_buffers_put(call->buffers, before);
     m.otherwise = true;
+    m.one_launch = m.number / 7 % 3 != 1;
     clean &= run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
@@ -440,6 +451,27 @@ static void test_parts(void)
     free_server(s);
 }
 
+/* Two parts, some of sequences that have one or none, have the same results in one launch, whichever
+ * block is later, and in two. */
+static void test_two_parts(void)
+{
+    static const int32_t lengths[][BATCH] = {{700, 64, 65}, {400, 0, 399}};
+    for (int i = 0; i < 2; i++) {
+        server *launches[3];
+        for (int n = 0; n < 3; n++) {
+            server *s = launches[n] = new_server(&shapes[i], 64, 600 + i);
+            s->machine.one_launch = n > 0;
+            s->machine.otherwise = n > 1;
+            fill(s, lengths[i]);
+            run_server(s, 2);
+        }
+        check_server(launches[0], "two launches");
+        CHECK(is_same(launches[0], launches[1]) && is_same(launches[0], launches[2]),
+              "shape %d: other bits", i);
+        for (int n = 0; n < 3; n++) free_server(launches[n]);
+    }
+}
+
 /* A table that leads nowhere leads no access out of the cache. */
 static void test_wild_tables(void)
 {
@@ -498,12 +530,13 @@ int main(int argc, char **argv)
         test_pages();
         test_replay();
         test_parts();
+        test_two_parts();
         test_wild_tables();
         test_nonfinite_values();
         sample_end(kernels, runs);
     }
     CHECK(done > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
-    CHECK(clusters > 0 || argc > 1, "no launch had clusters");
+    CHECK((clusters > 0 && pairs > 0) || argc > 1, "no launch had clusters, or two parts");
     if (argc > 2) {
         printf("%d problems, keys of %d cut\n", done, cut);
         for (int i = 0; i < FA_VARIANTS; i++)
