@@ -27,8 +27,9 @@
  * there is room for ten pairs of blocks of columns of keys, two key tiles and a half: the next
  * tile's keys are there when its scores are computed, while the last ones are still values.
  *
- * Two parts are merged by the later one of the two blocks (store.cuh). More parts are merged by a
- * second launch (decode_sm80/merge.cuh), in which several blocks share the rows of a work tile.
+ * Two parts of 64 rows are merged by the later one of the two blocks (store.cuh), and few rows of more
+ * parts by the last block (decode_sm80/merge.cuh). Otherwise a second launch merges, in which several
+ * blocks share the rows of a work tile.
  */
 #include "decode_latent_sm90/config.cuh"
 
@@ -93,6 +94,16 @@ FA_DEVICE bool merges(const fa_decode_params *d, const fa_work *w)
 
 /* ---- Consumers ------------------------------------------------------------------------------- */
 
+/* The rows of a work tile without keys, or of merged parts. */
+FA_DEVICE void merge_rows(const pipeline *pipe, const fa_decode_params *d)
+{
+    const fa_work *w = &pipe->state->work;
+    fa_sources parts = {NULL, 0, 0};
+    const fa_merged merged = {(float *)(void *)pipe->pairs, (float *)(void *)pipe->scores};
+    if (w->parts > 1) parts = (fa_sources){find_part(d, w, 0), part_floats(d), w->parts};
+    merge(d, w, &parts, &merged, NULL);
+}
+
 /* The block's part of the keys. */
 FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, bool scores)
 {
@@ -120,16 +131,7 @@ FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, bool scor
     }
     sync_threads();
     store_sums(d, w, shared, factors);
-}
-
-/* The rows of a work tile without keys, or of merged parts. */
-FA_DEVICE void merge_rows(const pipeline *pipe, const fa_decode_params *d)
-{
-    const fa_work *w = &pipe->state->work;
-    fa_sources parts = {NULL, 0, 0};
-    const fa_merged merged = {(float *)(void *)pipe->pairs, (float *)(void *)pipe->scores};
-    if (w->parts > 1) parts = (fa_sources){find_part(d, w, 0), part_floats(d), w->parts};
-    merge(d, w, &parts, &merged, NULL);
+    if (w->parts > 1 && d->step == FA_DECODE_LAST && is_last_part(d, w)) merge_rows(pipe, d);
 }
 
 FA_DEVICE void consume(const pipeline *pipe, const fa_decode_params *d, bool scores)

@@ -35,12 +35,13 @@ enum { FA_DECODE_LATENT_SM90_SCORES = 64 * 64 * 4, FA_DECODE_LATENT_SM90_ROWS = 
          ((dim) / 64 - (own_blocks) + 2 * (stages) + FA_DECODE_LATENT_SM90_TAILS) +                \
      FA_DECODE_LATENT_SM90_SCORES + FA_DECODE_LATENT_SM90_ROWS + 1024)
 
-/* Work tiles of a launch that merges two parts. */
-enum { FA_DECODE_LATENT_SM90_COUNTERS = 256 };
+/* The most work tiles of a launch that merges parts, and the most rows of all parts of a work tile that
+ * the last block merges. */
+enum { FA_DECODE_LATENT_SM90_COUNTERS = 256, FA_DECODE_LATENT_SM90_MERGED = 128 };
 
-/* The kernel's second parameter. Its first one is that of decode_sm80. With FA_DECODE_LAST, a work
- * tile has 64 rows and at most two parts, and results are stored in vectors. Other parts are merged
- * by a second launch, in which several blocks share a work tile's rows. */
+/* The kernel's second parameter. Its first one is that of decode_sm80. With FA_DECODE_LAST and 64 rows
+ * in a work tile, there are at most two parts, and results are stored in vectors. With another step,
+ * parts are merged by a second launch, in which several blocks share a work tile's rows. */
 typedef struct fa_decode_latent_sm90_params {
     fa_sm90_map k;        /* boxes of box_rows rows */
     fa_sm90_steps k_step; /* factors of its indices */

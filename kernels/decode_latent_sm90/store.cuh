@@ -1,5 +1,5 @@
 /*
- * What a block leaves: results, if it has all keys of its work tile or is the later one of two
+ * What a block leaves: results, if it has all keys of its work tile or is the last one of its
  * parts, or a part's sums (decode_sm80/merge.cuh).
  */
 #ifndef FA_KERNELS_DECODE_LATENT_SM90_STORE_CUH
@@ -33,11 +33,14 @@ FA_DEVICE row_ends find_row_ends(const pipeline *pipe, const row_sums *own)
 
 /* ---- Results, from registers ----------------------------------------------------------------- */
 
-/* Whether rows of results are stored from registers: in vectors of 16 bytes. Of several parts, if
- * the launch merges them, which the host decides. */
+/* Whether work tiles have all rows: then a launch that merges has at most two parts. */
+FA_DEVICE bool has_all_rows(const fa_decode_params *d) { return d->heads * d->queries == ROWS; }
+
+/* Whether rows of results are stored from registers: in vectors of 16 bytes. */
 FA_DEVICE bool stores_vectors(const fa_decode_params *d, const fa_work *w)
 {
-    return (w->parts == 1 || d->step == FA_DECODE_LAST) && d->attention.out.vector == 8;
+    const bool merges_two = d->step == FA_DECODE_LAST && has_all_rows(d);
+    return (w->parts == 1 || merges_two) && d->attention.out.vector == 8;
 }
 
 /* The result's row r of the work tile; NULL: there is none. */
@@ -79,12 +82,35 @@ FA_DEVICE void store_result_columns(const fa_decode_params *d, const fa_work *w,
     }
 }
 
-/* ---- Two parts ------------------------------------------------------------------------------- */
+/* ---- Which block merges ---------------------------------------------------------------------- */
 
-/* Two counters for each work tile, one for each half of the columns, in sets for launches that may
- * run at the same time. All are 0 before and after a launch. */
+/* Two counters for each work tile, for halves of the columns, in sets for launches that may run at the
+ * same time. All are 0 before and after a launch. */
 static __device__ int32_t
     part_counters[FA_DECODE_COUNTER_SETS * FA_DECODE_LATENT_SM90_COUNTERS * VALUE_GROUPS];
+
+FA_DEVICE int32_t *find_counter(const fa_decode_params *d, const fa_work *w, int half)
+{
+    const int64_t tile = (int64_t)d->counters * FA_DECODE_LATENT_SM90_COUNTERS + w->task;
+    return &part_counters[tile * VALUE_GROUPS + half];
+}
+
+/* By all consumers, if the block has stored its part: whether it is the last one of its work tile.
+ * Then everything that the others have stored can be read. */
+FA_DEVICE bool is_last_part(const fa_decode_params *d, const fa_work *w)
+{
+    bool last = false;
+    sync_threads(); /* all have stored */
+    if (thread_id() == 0) {
+        int32_t *const counter = find_counter(d, w, 0);
+        last = ptx_counter_take(counter) == w->parts - 1;
+        if (last) *counter = 0;
+    }
+    __syncwarp();
+    return ptx_named_barrier_or(BARRIER_CONSUMERS, THREADS, last);
+}
+
+/* ---- Two parts of all rows ------------------------------------------------------------------- */
 
 /* A part's sums in the order of the threads that have them: the vectors of a thread are so many
  * apart. They take no more room than a part in rows. */
@@ -170,8 +196,7 @@ FA_DEVICE bool takes_other_part(const fa_decode_params *d, const fa_work *w, int
                                 row_ends *ends)
 {
     enum { BOTH_CAME_AND_ONE_STORED = 3 };
-    const int64_t tile = (int64_t)d->counters * FA_DECODE_LATENT_SM90_COUNTERS + w->task;
-    int32_t *const counter = &part_counters[tile * VALUE_GROUPS + half];
+    int32_t *const counter = find_counter(d, w, half);
     const bool counts = thread_id() % WARPGROUP == 0;
     bool later = false;
     if (counts) {

@@ -49,14 +49,16 @@ int32_t fa_cuda_merged_rows(const fa_cuda_plan_launch *l, uint32_t *grid)
     return (int32_t)merged;
 }
 
-bool fa_cuda_merges_two_parts(const fa_cuda_plan_launch *l, const fa_decode_params *params)
+bool fa_cuda_latent_merges(const fa_cuda_plan_launch *l, const fa_decode_params *params)
 {
-    return l->decode.parts == 2 && l->tasks <= FA_DECODE_LATENT_SM90_COUNTERS &&
-           params->heads * params->queries == fa_variants[l->variant].group_rows &&
-           params->attention.out.vector == 8;
+    const int32_t rows = params->heads * params->queries;
+    const bool is_full = rows == fa_variants[l->variant].group_rows;
+    return l->decode.parts > 1 && l->decode.parts * rows <= FA_DECODE_LATENT_SM90_MERGED &&
+           l->tasks <= FA_DECODE_LATENT_SM90_COUNTERS &&
+           (!is_full || params->attention.out.vector == 8);
 }
 
-/* A second launch merges parts, unless the later one of two blocks does so: then a counter tells a
+/* A second launch merges parts, unless the last block of each work tile does: then a counter tells a
  * block whether it is that. */
 static bool queue_latent(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                          const fa_cuda_call *call, fa_cuda_fault *fault)
@@ -71,7 +73,7 @@ static bool queue_latent(void *kernel, const fa_cuda_plan *plan, const fa_cuda_p
     if (!fa_cuda_decode_latent_sm90_params(call->problem, l, merged_rows, fa_cuda_encode_map, &more,
                                            fault))
         return false;
-    if (fa_cuda_merges_two_parts(l, &params))
+    if (fa_cuda_latent_merges(l, &params))
         counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
     if (counters.number >= 0 && counters.number < FA_DECODE_COUNTER_SETS) {
         params.step = FA_DECODE_LAST;

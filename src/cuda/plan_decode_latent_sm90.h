@@ -19,8 +19,8 @@ bool fa_cuda_decode_latent_sm90_params(const fa_problem *problem, const fa_cuda_
  * as the first one. */
 int32_t fa_cuda_merged_rows(const fa_cuda_plan_launch *launch, uint32_t *grid);
 
-/* Whether the later one of the two blocks of a work tile may merge their parts: work tiles are full, there are
- * enough counters, and results are stored in vectors. */
-bool fa_cuda_merges_two_parts(const fa_cuda_plan_launch *launch, const fa_decode_params *params);
+/* Whether the last block of each work tile may merge its parts: there are few rows to merge, and enough counters.
+ * Full work tiles are merged in registers, so their results must be stored in vectors. */
+bool fa_cuda_latent_merges(const fa_cuda_plan_launch *launch, const fa_decode_params *params);
 
 #endif

@@ -43,8 +43,8 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_latent_sm90_on_cpu_forms.h"
 };
 
-/* Launches; with clusters; which merge two parts; problems whose keys were cut. */
-static int runs[FA_VARIANTS], clusters, pairs, cut;
+/* Launches; with clusters; which merge parts, of few rows and of all; problems whose keys were cut. */
+static int runs[FA_VARIANTS], clusters, merging[2], cut;
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
@@ -52,7 +52,7 @@ static int runs[FA_VARIANTS], clusters, pairs, cut;
 typedef struct machine {
     int64_t number;
     bool otherwise;     /* in other orders, with other delays */
-    bool one_launch;    /* the later one of two blocks merges their parts, where that can be */
+    bool one_launch;    /* the last block of a work tile merges, where it can */
     ref_buffers memory; /* what kernels may touch */
 } machine;
 
@@ -111,9 +111,9 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     fa_decode_params params;
     begin_workspace(&m->memory, p, l->workspace_bytes);
     fa_cuda_set_decode_params(p, l, FA_DECODE_STORE, 0, &params);
-    if (m->one_launch && fa_cuda_merges_two_parts(l, &params)) {
+    if (m->one_launch && fa_cuda_latent_merges(l, &params)) {
         launch(m, p, l, FA_DECODE_LAST);
-        pairs++;
+        merging[params.heads * params.queries == fa_variants[l->variant].group_rows]++;
     } else {
         launch(m, p, l, FA_DECODE_STORE);
         if (l->decode.parts > 1) launch(m, p, l, FA_DECODE_MERGE);
@@ -451,19 +451,21 @@ static void test_parts(void)
     free_server(s);
 }
 
-/* Two parts, some of sequences that have one or none, have the same results in one launch, whichever
- * block is later, and in two. */
-static void test_two_parts(void)
+/* Parts, some of sequences that have one or none, have the same results in one launch, whichever
+ * block is last, and in two. */
+static void test_merging(void)
 {
-    static const int32_t lengths[][BATCH] = {{700, 64, 65}, {400, 0, 399}};
-    for (int i = 0; i < 2; i++) {
+    static const int32_t lengths[][BATCH] = {
+        {700, 64, 65}, {400, 0, 399}, {330, 1, 129}, {200, 65, 0}};
+    static const int64_t parts[] = {2, 2, 5, 2};
+    for (int i = 0; i < SHAPES; i++) {
         server *launches[3];
         for (int n = 0; n < 3; n++) {
             server *s = launches[n] = new_server(&shapes[i], 64, 600 + i);
             s->machine.one_launch = n > 0;
             s->machine.otherwise = n > 1;
             fill(s, lengths[i]);
-            run_server(s, 2);
+            run_server(s, parts[i]);
         }
         check_server(launches[0], "two launches");
         CHECK(is_same(launches[0], launches[1]) && is_same(launches[0], launches[2]),
@@ -530,13 +532,14 @@ int main(int argc, char **argv)
         test_pages();
         test_replay();
         test_parts();
-        test_two_parts();
+        test_merging();
         test_wild_tables();
         test_nonfinite_values();
         sample_end(kernels, runs);
     }
     CHECK(done > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
-    CHECK((clusters > 0 && pairs > 0) || argc > 1, "no launch had clusters, or two parts");
+    CHECK((clusters > 0 && merging[0] > 0 && merging[1] > 0) || argc > 1,
+          "no launch had clusters, or merged parts");
     if (argc > 2) {
         printf("%d problems, keys of %d cut\n", done, cut);
         for (int i = 0; i < FA_VARIANTS; i++)
