@@ -161,11 +161,11 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
     if (threadIdx.x == 0) {
         ptx_tma_prefetch(&s.k);
         init_barriers(state, loading_warps(&s), s.cluster);
-        describe_block(&d, &s, &state->work);
     }
-    /* The launch that merges overlaps that of the parts. */
-    if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids();
-    else ptx_let_next_grid_start();
+    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
+    ptx_wait_for_grids();
+    ptx_let_next_grid_start();
+    if (threadIdx.x == 0) describe_block(&d, &s, &state->work);
     if (s.cluster > 1) ptx_cluster_sync(); /* the peer's barriers are there, too */
     else __syncthreads();
     if (threadIdx.x < WARPGROUP) {

@@ -35,9 +35,8 @@ enum { FA_DECODE_LATENT_SM90_SCORES = 64 * 64 * 4, FA_DECODE_LATENT_SM90_ROWS = 
          ((dim) / 64 - (own_blocks) + 2 * (stages) + FA_DECODE_LATENT_SM90_TAILS) +                \
      FA_DECODE_LATENT_SM90_SCORES + FA_DECODE_LATENT_SM90_ROWS + 1024)
 
-/* The most work tiles of a launch that merges parts, and the most rows of all parts of a work tile that
- * the last block merges. */
-enum { FA_DECODE_LATENT_SM90_COUNTERS = 256, FA_DECODE_LATENT_SM90_MERGED = 128 };
+/* The most work tiles of a launch that merges parts. */
+enum { FA_DECODE_LATENT_SM90_COUNTERS = 256 };
 
 /* The kernel's second parameter. Its first one is that of decode_sm80. With FA_DECODE_LAST and 64 rows
  * in a work tile, there are at most two parts, and results are stored in vectors. With another step,

@@ -88,7 +88,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .memory = &m->memory,
                     .parameters = &both,
                     .units = &hopper_units,
-                    .overlaps = step == FA_DECODE_MERGE,
+                    .overlaps = l->overlaps,
                     .grid = step == FA_DECODE_MERGE ? grid : l->grid,
                     .cluster = step != FA_DECODE_MERGE && l->cluster > 1 ? l->cluster : 0,
                     .threads = l->threads,
