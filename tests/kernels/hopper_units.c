@@ -128,6 +128,8 @@ typedef struct block_units {
     bulk_groups bulk[MAX_THREADS];
     warpgroup groups[MAX_GROUPS];
     int registers[MAX_THREADS];
+    uint64_t pauses, ended_pauses;
+    int pause; /* how much longer they last */
 } block_units;
 
 static struct {
@@ -1365,9 +1367,31 @@ static void start(const cuda_run *run)
     }
 }
 
+static bool has_ended(const cuda_wait *wait) { return here()->ended_pauses >= wait->value; }
+
+static void describe_pause(const cuda_wait *wait, char *text, size_t size)
+{
+    snprintf(text, size, "pauses (%llu)", (unsigned long long)wait->value);
+}
+
+void hopper_pause(void)
+{
+    enum { LONG = 500 }; /* operations of other blocks: more than a tile takes */
+    const cuda_wait wait = {has_ended, describe_pause, NULL, ++here()->pauses};
+    here()->pause = LONG;
+    cuda_wait_until(&wait);
+}
+
+static bool end_pauses(void)
+{
+    if (here()->ended_pauses == here()->pauses) return false;
+    if (--here()->pause == 0) here()->ended_pauses = here()->pauses;
+    return true;
+}
+
 static bool go_on(void)
 {
-    return finish_some_products() || finish_some_load() || end_some_groups();
+    return finish_some_products() || finish_some_load() || end_some_groups() || end_pauses();
 }
 
 static void end(void)

@@ -66,6 +66,9 @@ int hopper_progress_wait(const int32_t *progress, int count); /* returns how far
 /* pending: groups of the thread that need not be complete */
 void hopper_counter_add(int32_t *counter, int pending);
 
+/* The thread continues when nothing else of its block can, and other blocks have had time. */
+void hopper_pause(void);
+
 /* Each thread of a grid whose launch overlaps the previous one must wait for that one. */
 void hopper_wait_for_grids(void);
 void hopper_proxy_fence_global(void);

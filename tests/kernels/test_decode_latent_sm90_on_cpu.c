@@ -68,7 +68,7 @@ static void vary(cuda_run *run, const machine *m)
     if (!m->otherwise) return;
     run->together = run->cluster ? 2 : 4; /* so that blocks wait for each other's parts */
     run->slow_warp = bits >> 59 & 3 ? (unsigned)(bits >> 50) % (run->threads / 32) : 0;
-    run->slow_lanes = lanes[bits >> 40 & 3];
+    run->slow_lanes = bits >> 44 & 1 ? lanes[bits >> 40 & 3] : 0;
 }
 
 static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_launch *l, int step)

@@ -38,7 +38,10 @@ FA_DEVICE void ptx_progress_add(int32_t *progress, int pending)
 FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
 {
     hopper_counter_add(counter, 0);
-    return *counter - 1;
+    const int32_t before = *counter - 1;
+    /* So that other blocks see the count before what the first thread does next. */
+    if (before == 0) hopper_pause();
+    return before;
 }
 
 #endif
