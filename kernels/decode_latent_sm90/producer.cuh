@@ -102,9 +102,7 @@ FA_DEVICE void prefetch_tile(const pipeline *pipe, const fa_decode_latent_sm90_p
 
 /* Key tiles from which on the queries come before all keys but those of the first tile: all blocks
  * of the device begin at the same time, and more keys would delay the queries. */
-#ifndef MANY_TILES
-#define MANY_TILES 16
-#endif
+enum { MANY_TILES = 16 };
 
 /* Page numbers are read a tile before they are needed. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,

@@ -1025,7 +1025,7 @@ static void test_decode_latent_sm90(void)
         uint32_t merging = 0;
         const int32_t merged_rows = fa_cuda_merged_rows(l, &merging);
         CHECK(l->variant == FA_VARIANT_decode_latent_sm90_bf16 && l->threads == 512 &&
-                  l->smem_bytes == 231424 && l->cluster == cases[i].cluster,
+                  l->smem_bytes == 231424 && l->cluster == cases[i].cluster && l->overlaps,
               "%s", name_of(&plan));
         CHECK(l->tasks == cases[i].tasks && l->decode.parts == cases[i].parts &&
                   l->grid == (uint32_t)(cases[i].tasks * cases[i].parts),
