@@ -128,8 +128,7 @@ typedef struct block_units {
     bulk_groups bulk[MAX_THREADS];
     warpgroup groups[MAX_GROUPS];
     int registers[MAX_THREADS];
-    uint64_t pauses, ended_pauses;
-    int pause; /* how much longer they last */
+    int pause; /* how much longer threads pause; 0: none does */
 } block_units;
 
 static struct {
@@ -1367,31 +1366,36 @@ static void start(const cuda_run *run)
     }
 }
 
-static bool has_ended(const cuda_wait *wait) { return here()->ended_pauses >= wait->value; }
+static bool is_pause_over(const cuda_wait *wait)
+{
+    (void)wait;
+    return here()->pause == 0;
+}
 
 static void describe_pause(const cuda_wait *wait, char *text, size_t size)
 {
-    snprintf(text, size, "pauses (%llu)", (unsigned long long)wait->value);
+    (void)wait;
+    snprintf(text, size, "pauses (%d)", here()->pause);
 }
 
 void hopper_pause(void)
 {
     enum { LONG = 500 }; /* operations of other blocks: more than a tile takes */
-    const cuda_wait wait = {has_ended, describe_pause, NULL, ++here()->pauses};
+    const cuda_wait wait = {is_pause_over, describe_pause, NULL, 0};
     here()->pause = LONG;
     cuda_wait_until(&wait);
 }
 
-static bool end_pauses(void)
+static bool shorten_pause(void)
 {
-    if (here()->ended_pauses == here()->pauses) return false;
-    if (--here()->pause == 0) here()->ended_pauses = here()->pauses;
+    if (here()->pause == 0) return false;
+    here()->pause--;
     return true;
 }
 
 static bool go_on(void)
 {
-    return finish_some_products() || finish_some_load() || end_some_groups() || end_pauses();
+    return finish_some_products() || finish_some_load() || end_some_groups() || shorten_pause();
 }
 
 static void end(void)

@@ -472,10 +472,13 @@ static void test_merging(void)
             s->machine.otherwise = n > 1;
             fill(s, lengths[i]);
             run_server(s, parts[i]);
-            if (two) CHECK(is_same(two, s), "shape %d, run %d: other bits", i, n);
-            else check_server(s, "two launches");
-            if (two) free_server(s);
-            else two = s;
+            if (!two) {
+                check_server(s, "two launches");
+                two = s;
+                continue;
+            }
+            CHECK(is_same(two, s), "shape %d, run %d: other bits", i, n);
+            free_server(s);
         }
         free_server(two);
     }
