@@ -162,10 +162,12 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
         ptx_tma_prefetch(&s.k);
         init_barriers(state, loading_warps(&s), s.cluster);
     }
-    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
-    ptx_wait_for_grids();
-    ptx_let_next_grid_start();
+    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. The
+     * one that merges parts starts only after the other one has waited, so lengths are there. */
+    if (d.step != FA_DECODE_MERGE) ptx_wait_for_grids();
     if (threadIdx.x == 0) describe_block(&d, &s, &state->work);
+    if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids();
+    ptx_let_next_grid_start();
     if (s.cluster > 1) ptx_cluster_sync(); /* the peer's barriers are there, too */
     else __syncthreads();
     if (threadIdx.x < WARPGROUP) {
