@@ -14,7 +14,7 @@
  *
  *   sums        of a tile: a float for each query and column, in the order of the accumulators:
  *               for each block of eight columns, the four words of each of the 128 threads that
- *               share it (store.cuh)
+ *               share it (store.cuh). If dQ is computed transposed: for each block of eight queries
  *   rows        of a tile: the log-sum-exp of the queries in units of log 2 (infinity if weights
  *               must be 0), then delta, both at the places of FA_BACKWARD_SM90_ROW_AT. Weights are
  *               computed 2^FA_BACKWARD_SM90_WEIGHT_BITS times as large. So these bits are
@@ -160,6 +160,7 @@ typedef struct fa_backward_sm90_params {
     int32_t groups, groups_ahead;
     int32_t group_blocks, group_tiles; /* of a group: blocks; tiles of sums */
     int32_t sum_tiles, prepared_tiles; /* all; the first ones, which prepare clears */
+    int32_t sums_transposed;           /* sums are in the order of DQ_TRANSPOSED */
 } fa_backward_sm90_params;
 
 #endif

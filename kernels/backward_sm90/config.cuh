@@ -12,6 +12,9 @@
  *     PERSISTENT   1: blocks stay on their multiprocessor and take work tile after work tile
  *     JOINED       1: blocks of the same launch replace `prepare` and `finish` (joined.cuh)
  *     DQ_BUFFERS   buffers of dQ of a consumer; 0 or 1: one
+ *     DQ_TRANSPOSED 1: consumers compute dQ transposed, with all keys in registers. Each has all
+ *                  columns of half of the queries. So it reads half of dS, instead of all of it and
+ *                  half of the keys, from shared memory, which is the limit
  *     STATIC_SMEM  bytes of static shared memory that the planner adds to the dynamic ones; 0: the
  *                  same as for any kernel
  *     OPTIONS      0: only masks by position and lengths; FA_SM90_ALL: each option may be present
@@ -50,6 +53,9 @@
 #endif
 #ifndef JOINED
 #define JOINED 0
+#endif
+#ifndef DQ_TRANSPOSED
+#define DQ_TRANSPOSED 0
 #endif
 #ifndef STATIC_SMEM
 #define STATIC_SMEM 0
@@ -112,9 +118,9 @@ enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
     CONSUMERS = 2,
-    WORKS = PERSISTENT ? 2 : 1,              /* work tiles that are described at a time */
-    STORE_WARPS = ORDERED ? 3 : CONSUMERS,   /* that store dQ */
-    DQ_BARRIERS = ORDERED ? STORE_WARPS : 1, /* of a consumer */
+    WORKS = PERSISTENT ? 2 : 1,                       /* work tiles that are described at a time */
+    STORE_WARPS = ORDERED ? 3 : CONSUMERS,            /* that store dQ */
+    DQ_BARRIERS = ORDERED ? STORE_WARPS : DQ_BUFFERS, /* of a consumer */
     THREADS = FA_BACKWARD_SM90_THREADS,
     KEYS = FA_BACKWARD_SM90_KEYS,
     BLOCK_KEYS = KEYS,
@@ -145,12 +151,14 @@ static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store war
 static_assert(!JOINED || (!ORDERED && !OPTIONS && !PERSISTENT), "what its blocks do");
 static_assert(DQ_PARTS == 1 || (!OPTIONS && !ORDERED && !PERSISTENT && !JOINED && STAGES == 2),
               "what has been written for it");
+static_assert(!DQ_TRANSPOSED || (KEYS_IN_REGISTERS && STAGES > 2 && !ORDERED && !JOINED),
+              "what has been written for it");
 static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && HEAD_DIM == 64 * BLOCKS,
               "as the planner counts");
 
 /* 168 for each of three warpgroups, at most. */
-#if HEAD_DIM == 64
+#if HEAD_DIM == 64 && !DQ_TRANSPOSED
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 #else

@@ -36,6 +36,9 @@ typedef struct consumer_state {
 #if KEYS_IN_REGISTERS
     uint32_t k[HEAD_DIM / 4], v[HEAD_DIM / 4];
 #endif
+#if DQ_TRANSPOSED
+    uint32_t all_keys[KEYS / 4]; /* transposed: for dQ */
+#endif
     uint32_t base;   /* descriptor of the block's keys */
     uint32_t ds_row; /* where the lane stores dS */
 #if DQ_PARTS > 1
@@ -246,17 +249,43 @@ FA_DEVICE void load_words(const pipeline *pipe, const consumer_state *c, int at,
                             (uint32_t)(row * 128 + ((2 * step + lane / 16) ^ row % 8) * 16));
 }
 
+#if DQ_TRANSPOSED
+
+/* The block's keys, transposed. */
+FA_DEVICE void load_all_keys(const pipeline *pipe, uint32_t *words)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++)
+        ptx_ldmatrix_x4_trans(words + 4 * step,
+                              ptx_shared_address(pipe->buffers) +
+                                  (uint32_t)((16 * step + row) * 128 + (chunk ^ row % 8) * 16));
+}
+
+#endif
+
 /* Consumers take turns in issuing products, so that one computes weights while the other
  * multiplies. What a consumer stores before its turn is visible to the other consumer in the next
  * turn. */
 FA_DEVICE void wait_until_may_issue(const consumer_state *c)
 {
+#if DQ_TRANSPOSED
+    ptx_named_barrier_sync_of(c->number, NAMED_BARRIER_ISSUE + 1, NAMED_BARRIER_ISSUE,
+                              2 * WARPGROUP);
+#else /* not faster at other head dims */
     ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
+#endif
 }
 
 FA_DEVICE void let_other_issue(const consumer_state *c)
 {
+#if DQ_TRANSPOSED
+    ptx_named_barrier_arrive_of(c->number, NAMED_BARRIER_ISSUE, NAMED_BARRIER_ISSUE + 1,
+                                2 * WARPGROUP);
+#else
     ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + 1 - c->number, 2 * WARPGROUP);
+#endif
 }
 
 /* The log-sum-exp of a stage; with options it is loaded later. */
@@ -407,6 +436,20 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     load_lse(pipe, lse, stage);
     make_weights(pipe, &p->a, c, at, lse, &options, true);
     make_ds(pipe, p, c, at, &options, true);
+#if DQ_TRANSPOSED
+    load_all_keys(pipe, c->all_keys);
+#endif
+}
+
+/* Issues dQ of tile `count`. */
+FA_DEVICE void issue_tile_dq(consumer_state *c, int count)
+{
+#if DQ_TRANSPOSED
+    const uint32_t queries = (uint32_t)c->number * (QUERIES / CONSUMERS * 128 / UNIT);
+    issue_transposed_dq(c->dp, c->all_keys, ds_tile(c, count) + queries);
+#else
+    issue_dq(c->dp, ds_tile(c, count), key_columns(c));
+#endif
 }
 
 /* Issues the products of tile `count`, whose weights and dS are available. dQ is that of the
@@ -419,11 +462,11 @@ FA_DEVICE void issue_gradients(consumer_state *c, int count)
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
     /* With the first tile this dQ is not used. */
-    if (DQ_FIRST) issue_dq(c->dp, ds_tile(c, before), key_columns(c));
+    if (DQ_FIRST) issue_tile_dq(c, before);
     if (DQ_FIRST) issue_dk(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
     issue_dv(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
     if (!DQ_FIRST) issue_dk(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
-    if (!DQ_FIRST) issue_dq(c->dp, ds_tile(c, before), key_columns(c));
+    if (!DQ_FIRST) issue_tile_dq(c, before);
 }
 
 #endif

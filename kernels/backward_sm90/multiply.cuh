@@ -10,6 +10,8 @@
  *     dK  += dS^T Q      dS^T from registers
  *     dQ   = dS K        both from shared memory; a consumer computes DQ_COLUMNS columns from both
  *                        consumers' keys, and then DQ_REST columns, if there are any
+ *     dQ^T = K^T dS^T    head dim 64 without options: all keys from registers; a consumer computes
+ *                        half of the queries
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
 #define FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
@@ -70,6 +72,20 @@ FA_DEVICE void issue_dq(float *dq, uint32_t ds, uint32_t keys)
      ptx_descriptor(keys + step * 16 * 128 / UNIT), step > 0);
     ptx_wgmma_commit();
 }
+
+#if DQ_TRANSPOSED
+
+/* dQ of half of the queries, transposed. keys: words of all keys; ds: the queries' first row. */
+FA_DEVICE void issue_transposed_dq(float *dq, const uint32_t *keys, uint32_t ds)
+{
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(registers_qk, DQ_COLUMNS)
+    (dq, keys + 4 * step, ptx_descriptor(ds + (step / 4 * Q_BLOCK + step % 4 * 32) / UNIT),
+     step > 0);
+    ptx_wgmma_commit();
+}
+
+#endif
 
 #if DQ_PARTS > 1
 

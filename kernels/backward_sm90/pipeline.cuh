@@ -118,9 +118,9 @@ FA_DEVICE uint64_t *dq_empty(shared_state *state, int consumer, int use)
     return &state->dq_empty[(uint32_t)use % DQ_BUFFERS][consumer];
 }
 
-/* The barrier at which a consumer arrives when it has filled the buffer of a use. Store warps that
- * serve the same consumer have a barrier each, so that no barrier is a phase ahead of a warp that
- * waits. */
+/* The barrier at which a consumer arrives when it has filled the buffer of a use. Each buffer, or
+ * each store warp that serves the same consumer, has a barrier, so that no barrier is a phase ahead
+ * of a warp that waits. */
 FA_DEVICE uint64_t *dq_full(shared_state *state, int consumer, int use)
 {
     return &state->dq_full[(uint32_t)use % DQ_BARRIERS][consumer];

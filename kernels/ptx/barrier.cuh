@@ -109,7 +109,8 @@ FA_DEVICE void ptx_mbarrier_wait_cluster(uint64_t *barrier, int parity)
     PTX_MBARRIER_WAIT(".acquire.cluster", barrier, parity);
 }
 
-/* Whether the phase of this parity has ended. It orders nothing: a thread that reads the data must also wait. */
+/* Whether the phase of this parity has ended. If so, the thread sees what was written before the arrivals, as
+ * behind a wait; all lanes get the same answer. */
 FA_DEVICE bool ptx_mbarrier_is_over(uint64_t *barrier, int parity)
 {
     int over;
@@ -151,6 +152,23 @@ FA_DEVICE void ptx_named_barrier_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+
+/* The same for barrier `one` if the condition is not 0, and for barrier `other` otherwise; a warp's lanes agree.
+ * Macros, because the numbers are parts of the instructions. A number in a register has to be moved there first,
+ * and the move may wait until the register is free. */
+#define PTX_NAMED_BARRIER_OF(operation, condition, one, other, threads)                            \
+    asm volatile("{\n"                                                                             \
+                 ".reg .pred which;\n"                                                             \
+                 "setp.ne.s32 which, %0, 0;\n"                                                     \
+                 "@which " operation " %1, %3;\n"                                                  \
+                 "@!which " operation " %2, %3;\n"                                                 \
+                 "}\n" ::"r"(condition),                                                           \
+                 "n"((int)(one)), "n"((int)(other)), "n"((int)(threads))                           \
+                 : "memory")
+#define ptx_named_barrier_sync_of(condition, one, other, threads)                                  \
+    PTX_NAMED_BARRIER_OF("bar.sync", condition, one, other, threads)
+#define ptx_named_barrier_arrive_of(condition, one, other, threads)                                \
+    PTX_NAMED_BARRIER_OF("bar.arrive", condition, one, other, threads)
 
 /* Waits, and returns whether the predicate holds for any of the threads. */
 FA_DEVICE int ptx_named_barrier_or(int id, int threads, int predicate)

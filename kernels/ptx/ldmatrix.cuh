@@ -29,6 +29,14 @@ FA_DEVICE void ptx_ldmatrix_x4_trans(uint32_t x[4], uint32_t address)
                  : "memory");
 }
 
+/* Transposes an 8 x 8 matrix: of elements 2t and 2t + 1 of row g the lane gets those of column g. */
+FA_DEVICE uint32_t ptx_transpose_matrix(uint32_t x)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 #endif
 
 #endif

@@ -61,6 +61,7 @@ typedef struct fa_cuda_backward_sm90_launch {
     bool bias_mapped;            /* of the bias, if TMA can load it; */
     int dbias_mapped;            /* of dbias or its sums: FA_BACKWARD_SM90_DBIAS_... */
     int64_t q_tiles;             /* query tiles of a head in the workspace */
+    bool sums_transposed;        /* as in fa_backward_sm90_params */
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
     size_t delta_offset;         /* of prepare: where it leaves delta; 0: nobody wants it */
     bool ordered;                /* sums have one order, by semaphores; then: */

@@ -76,6 +76,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->dout_step = fa_cuda_map_steps(&p->dout);
     params->q_tiles = x->q_tiles;
     params->sums = (float *)(void *)workspace;
+    params->sums_transposed = x->sums_transposed;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->delta = x->delta_offset ? (float *)(void *)(workspace + x->delta_offset) : NULL;
     params->semaphores = x->ordered || x->first_stored
@@ -184,17 +185,21 @@ static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batc
 /* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
 static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
 {
-    const bool persistent = family == &fa_cuda_backward_sm90_persistent,
-               joined = family == &fa_cuda_backward_sm90_joined;
-    const int first = persistent ? FA_FIRST_backward_sm90_persistent
-                      : joined   ? FA_FIRST_backward_sm90_joined
-                                 : FA_FIRST_backward_sm90;
-    const int end = persistent ? FA_END_backward_sm90_persistent
-                    : joined   ? FA_END_backward_sm90_joined
-                               : FA_END_backward_sm90;
+    const struct {
+        const fa_cuda_family *family;
+        int first, end;
+    } rows[] = {
+        {&fa_cuda_backward_sm90, FA_FIRST_backward_sm90, FA_END_backward_sm90},
+        {&fa_cuda_backward_sm90_persistent, FA_FIRST_backward_sm90_persistent,
+         FA_END_backward_sm90_persistent},
+        {&fa_cuda_backward_sm90_short, FA_FIRST_backward_sm90_short, FA_END_backward_sm90_short},
+        {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined,
+         FA_END_backward_sm90_joined}};
+    int of = 0;
+    while (rows[of].family != family) of++;
     const int options = find_options(p);
     const fa_variant *found = NULL;
-    for (int i = first; i < end; i++) {
+    for (int i = rows[of].first; i < rows[of].end; i++) {
         const fa_variant *v = &fa_variants[i];
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
@@ -578,6 +583,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_set_key_tasks(p, find_keys(v), main);
     main->tile_q = FA_BACKWARD_SM90_QUERIES;
     own.q_tiles = prepare->tiles;
+    own.sums_transposed = v->dq_transposed;
     own.delta_offset = 0;
     own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
@@ -741,6 +747,31 @@ const fa_cuda_family fa_cuda_backward_sm90_persistent = {
     .does_few = true,
     .slower = is_above_64,
     .plan = plan_persistent,
+};
+
+static bool plan_short(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    return !refuse_order_and_options(p, why, size) && !refuse_head_dims(p, 64, why, size) &&
+           plan_backward(p, device, plan, why, size);
+}
+
+/* In longer sequences it is faster to compute dQ transposed, as sm90_persistent does. But then each work tile takes
+ * some 500 cycles longer (head dim 64 on an H200, ms, this family and that one: full n 128 0.326 and 0.338, causal n 256
+ * 0.350 and 0.359, n 512 0.409 and 0.414, n 1k 0.574 and 0.568, full n 4k 2.66 and 2.46). */
+static bool has_many_keys(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    (void)device, (void)why, (void)size;
+    return p->rows_k > 512;
+}
+
+const fa_cuda_family fa_cuda_backward_sm90_short = {
+    .name = "sm90_short",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = has_many_keys,
+    .plan = plan_short,
 };
 
 /* Blocks count through the tiles of a head as if all heads had equally many. */

@@ -1201,7 +1201,6 @@ static void test_joined(void)
         int variant, units, together, heads, parts, tiles;
     } cases[] = {
         {16, 16, 16, 1024, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 256, 12, 1, 4, 8},
-        {16, 16, 16, 1024, 64, false, FA_VARIANT_backward_sm90_d64_joined_f16, 256, 66, 1, 4, 8},
         {2, 16, 16, 1000, 96, false, FA_VARIANT_backward_sm90_d96_joined_f16, 32, 32, 1, 4, 8},
         {4, 32, 8, 4096, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 32, 4, 4, 64, 32},
         {1, 8, 1, 2048, 80, true, FA_VARIANT_backward_sm90_d96_joined_f16, 4, 4, 2, 16, 16},

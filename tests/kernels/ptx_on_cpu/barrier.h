@@ -51,6 +51,10 @@ FA_DEVICE void ptx_named_barrier_arrive(int id, int threads)
 {
     cuda_named_barrier_arrive(id, threads);
 }
+#define ptx_named_barrier_sync_of(condition, one, other, threads)                                  \
+    ptx_named_barrier_sync((condition) ? (one) : (other), threads)
+#define ptx_named_barrier_arrive_of(condition, one, other, threads)                                \
+    ptx_named_barrier_arrive((condition) ? (one) : (other), threads)
 FA_DEVICE int ptx_named_barrier_or(int id, int threads, int predicate)
 {
     return cuda_named_barrier_or(id, threads, predicate);
