@@ -196,7 +196,8 @@ static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
     const fa_cuda_family *family = fa_cuda_find_family(family_name);
     const fa_cuda_device device = small_device(a->number);
     if (!fa_cuda_plan_make(p, &device, family, &a->plan, why, size)) return false;
-    if (p->batch_invariant) return true; /* an item alone must have the variant that the batch has */
+    /* An item alone must have the variant that the batch has. */
+    if (p->batch_invariant) return true;
     plan_as_longer(family, p, a);
     plan_beside(a);
     return true;
