@@ -273,7 +273,7 @@ FA_DEVICE void wait_until_may_issue(const consumer_state *c)
 #if DQ_TRANSPOSED
     ptx_named_barrier_sync_of(c->number, NAMED_BARRIER_ISSUE + 1, NAMED_BARRIER_ISSUE,
                               2 * WARPGROUP);
-#else /* not faster at other head dims */
+#else /* not faster in other variants */
     ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
 #endif
 }

@@ -10,8 +10,8 @@
  *     dK  += dS^T Q      dS^T from registers
  *     dQ   = dS K        both from shared memory; a consumer computes DQ_COLUMNS columns from both
  *                        consumers' keys, and then DQ_REST columns, if there are any
- *     dQ^T = K^T dS^T    head dim 64 without options: all keys from registers; a consumer computes
- *                        half of the queries
+ *     dQ^T = K^T dS^T    DQ_TRANSPOSED: all keys from registers; a consumer computes half of the
+ *                        queries
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
 #define FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
