@@ -428,6 +428,25 @@ static void check_paths(bool print)
     }
 }
 
+static bool every_path_used(void)
+{
+    for (int i = 0; i < HOPPER_PATHS; i++)
+        if (!hopper_paths[i]) return false;
+    return true;
+}
+
+/* Peaked problems until tiles have used every path, those left out of the sample among them: which
+ * path a tile uses is only known once it has run. */
+static void run_until_every_path_used(const random_settings *settings, int64_t *number, int64_t end)
+{
+    sample.whole = true;
+    for (int64_t i = 0; i < end && !every_path_used(); i++) {
+        *number = i;
+        run_peaked_problems(settings, number, i + 1);
+    }
+    sample.whole = false;
+}
+
 static void print_runs(void)
 {
     for (int i = 0; i < FA_VARIANTS; i++)
@@ -452,6 +471,8 @@ static int run_problems(random_settings settings, int64_t *number, int64_t begin
     *number = begin;
     memset(hopper_paths, 0, sizeof hopper_paths);
     done += run_peaked_problems(&settings, number, begin + (listed ? PEAKED_PROBLEMS : count));
+    if (listed && !sample.whole && !sample.searching)
+        run_until_every_path_used(&settings, number, PEAKED_PROBLEMS);
     if (!sample.searching) check_paths(!listed);
     for (size_t i = 0; i < sizeof beside_flat / sizeof beside_flat[0] && listed; i++) {
         *number = beside_flat[i];
