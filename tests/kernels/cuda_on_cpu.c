@@ -34,7 +34,7 @@ extern char __stop_cuda_shared[] __attribute__((weak));
 /* The program and its variables, by the linker. */
 extern char __executable_start[], _end[];
 
-typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT, CLUSTER } meeting;
+typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT, CLUSTER, LATE } meeting;
 
 /* Where a fiber, or the scheduler, continues. */
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -100,7 +100,7 @@ typedef struct copy {
 /* Small, because it is checked constantly whether threads can continue. */
 typedef struct fiber {
     meeting at;
-    unsigned phase;          /* OF_WARP, BARRIER, VOTE, NAMED, CLUSTER: this phase must end */
+    unsigned phase;          /* OF_WARP, BARRIER, VOTE, NAMED, CLUSTER, LATE: this phase must end */
     int number;              /* NAMED */
     bool started;            /* on its stack; between two blocks it waits in `enter` */
     int copies, copy_groups; /* pending; committed */
@@ -135,6 +135,7 @@ static struct {
     unsigned together; /* blocks that run side by side now */
     block blocks[CUDA_MOST_TOGETHER];
     place scheduler;
+    unsigned late_phase;                        /* how often slow threads have gone on */
     unsigned cluster_phase[CUDA_MOST_TOGETHER]; /* of each cluster */
 } machine;
 
@@ -226,6 +227,19 @@ static void meet(meeting at, unsigned phase)
     cuda_switch(&f->resume, &machine.scheduler);
 }
 
+static unsigned count_warps(void) { return (machine.run->threads + WARP - 1) / WARP; }
+
+static bool is_slow(unsigned thread)
+{
+    const unsigned warp = cuda_place * count_warps() + thread / WARP;
+    return warp == machine.run->slow_warp && machine.run->slow_lanes >> thread % WARP & 1;
+}
+
+void cuda_be_late(void)
+{
+    if (is_slow(cuda_thread.x)) meet(LATE, machine.late_phase);
+}
+
 void __syncthreads(void) { meet(BARRIER, here()->phase); }
 
 void __trap(void) { cuda_die("a trap"); }
@@ -240,7 +254,7 @@ int __syncthreads_or(int predicate)
 
 void cuda_cluster_barrier(void) { meet(CLUSTER, machine.cluster_phase[cluster_here()]); }
 
-void cuda_named_barrier_arrive(int number, int threads)
+static void arrive(int number, int threads)
 {
     fiber *f = &here()->fibers[cuda_thread.x];
     if (number < 0 || number >= NAMED_BARRIERS) cuda_die("no named barrier %d", number);
@@ -258,10 +272,16 @@ void cuda_named_barrier_arrive(int number, int threads)
     b->votes[b->phase & 1] = 0;
 }
 
+void cuda_named_barrier_arrive(int number, int threads)
+{
+    arrive(number, threads);
+    cuda_be_late();
+}
+
 void cuda_named_barrier(int number, int threads)
 {
     const unsigned phase = here()->named[number % NAMED_BARRIERS].phase;
-    cuda_named_barrier_arrive(number, threads);
+    arrive(number, threads);
     here()->fibers[cuda_thread.x].number = number;
     if (here()->named[number].phase == phase) meet(NAMED, phase);
 }
@@ -563,16 +583,9 @@ static bool can_go_on(unsigned thread)
     case NAMED: return f->phase != here()->named[f->number].phase;
     case UNIT: return f->wait.is_over(&f->wait);
     case CLUSTER: return f->phase != machine.cluster_phase[cluster_here()];
+    case LATE: return f->phase != machine.late_phase;
     default: return f->phase != here()->phase;
     }
-}
-
-static unsigned count_warps(void) { return (machine.run->threads + WARP - 1) / WARP; }
-
-static bool is_slow(unsigned thread)
-{
-    const unsigned warp = cuda_place * count_warps() + thread / WARP;
-    return warp == machine.run->slow_warp && machine.run->slow_lanes >> thread % WARP & 1;
 }
 
 /* Whether all these threads wait at the same kind of place. */
@@ -588,8 +601,9 @@ static void check_lanes(unsigned first, unsigned lanes)
 {
     bool same = true;
     for (unsigned n = 0; n < lanes; n++) {
-        if (here()->fibers[first + n].at == UNIT || can_go_on(first + n)) return;
-        same = same && here()->fibers[first + n].at == here()->fibers[first].at;
+        const meeting at = here()->fibers[first + n].at;
+        if (at == UNIT || at == LATE || can_go_on(first + n)) return;
+        same = same && at == here()->fibers[first].at;
     }
     if (!same) cuda_die("threads of a warp meet at different places");
 }
@@ -654,7 +668,11 @@ static bool end_phase(void)
 static bool units_go_on(void) { return machine.run->units && machine.run->units->go_on(); }
 
 static bool run_fast(void) { return run_warps(false); }
-static bool run_all(void) { return run_warps(true); }
+static bool run_all(void)
+{
+    machine.late_phase++;
+    return run_warps(true);
+}
 
 static bool is_slow_block(unsigned place) { return machine.run->first_block_slow && place == 0; }
 
@@ -713,6 +731,7 @@ static void describe(unsigned thread, char *text, size_t size)
     case OF_WARP: snprintf(text, size, "waits for its warp"); return;
     case UNIT: f->wait.describe(&f->wait, text, size); return;
     case CLUSTER: snprintf(text, size, "waits at the cluster's barrier"); return;
+    case LATE: snprintf(text, size, "is late"); return;
     case NAMED:
         snprintf(text, size, "waits at named barrier %d (%d of %d threads are there)", f->number,
                  b->arrived, b->threads);

@@ -183,6 +183,10 @@ typedef struct cuda_wait {
 } cuda_wait;
 void cuda_wait_until(const cuda_wait *wait);
 
+/* A slow thread stops here until no other thread can go on: what follows an arrival at a barrier may
+ * come much later than the arrival. */
+void cuda_be_late(void);
+
 typedef struct cuda_run cuda_run;
 
 /* Blocks that run side by side, most of them in one cluster: the number of blocks in a cluster, the
@@ -225,8 +229,10 @@ struct cuda_run {
     bool last_block_first; /* clusters run from the last one to the first */
     /* Of those side by side: it continues only when no other can. */
     bool first_block_slow;
-    unsigned slow_warp;               /* counted through the blocks of a cluster */
-    uint32_t slow_lanes;              /* of this warp, a bit for each */
+    unsigned slow_warp; /* counted through the blocks of a cluster */
+    /* Of this warp, a bit for each: they continue only when no other thread can, and stop behind each
+     * arrival at a barrier. */
+    uint32_t slow_lanes;
     const cuda_units *units;          /* NULL: none */
     const struct ref_buffers *memory; /* the caller's; NULL: not known, so nothing is checked */
     /* Of Hopper's units: as late as they may be, or immediately. */

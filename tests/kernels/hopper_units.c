@@ -269,11 +269,16 @@ static void arrive(barrier *b)
     end_phase_if_complete(b);
 }
 
-void hopper_barrier_arrive(uint64_t *word) { arrive(find_barrier(word)); }
+void hopper_barrier_arrive(uint64_t *word)
+{
+    arrive(find_barrier(word));
+    cuda_be_late();
+}
 
 void hopper_barrier_arrive_at_peer(uint64_t *word, unsigned peer)
 {
     arrive(find_peer_barrier(word, peer));
+    cuda_be_late();
 }
 
 void hopper_barrier_expect(uint64_t *word, int bytes)

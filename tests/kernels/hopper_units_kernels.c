@@ -149,3 +149,31 @@ void multiply_columns(product_parameters p)
     for (uint32_t i = 0; i < 16; i++)
         p.d[(row + 8 * (i / 2 % 2)) * 32 + i / 4 * 8 + 2 * t + i % 2] = d[i];
 }
+
+/* ---- Turns ----------------------------------------------------------------------------------- */
+
+enum { WARP = 32, TURN_THREADS = 2 * WARP };
+
+void take_turns(turns_parameters p)
+{
+    __shared__ uint64_t arrived;
+    const uint32_t warp = threadIdx.x / WARP;
+    if (threadIdx.x == 0) {
+        ptx_mbarrier_init(&arrived, WARP);
+        ptx_mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (warp == 0) {
+        if (p.named) ptx_named_barrier_arrive(1, TURN_THREADS);
+        else ptx_mbarrier_arrive(&arrived);
+        ptx_named_barrier_sync(2, TURN_THREADS);
+        ptx_named_barrier_sync(2, TURN_THREADS);
+    }
+    if (warp == 1) {
+        if (p.named) ptx_named_barrier_sync(1, TURN_THREADS);
+        else ptx_mbarrier_wait(&arrived, 0);
+        ptx_named_barrier_arrive(2, TURN_THREADS);
+        __syncwarp();
+        ptx_named_barrier_arrive(2, TURN_THREADS);
+    }
+}

@@ -62,6 +62,14 @@ typedef struct product_parameters {
 } product_parameters;
 void multiply_columns(product_parameters p);
 
+/* A warp arrives at a barrier, then waits twice at a named one. Another warp waits at the first
+ * barrier and arrives twice at the named one, without a wait in between: too early if the first warp
+ * is slow behind its arrival. named: the first barrier is a named one, too. */
+typedef struct turns_parameters {
+    int named;
+} turns_parameters;
+void take_turns(turns_parameters p);
+
 enum { SUMS_SMEM = 4096, MATRICES_SMEM = 4 * 4 * 128 + 128, PRODUCT_SMEM = 2 * 64 * 128 + 1024 };
 
 #endif

@@ -21,9 +21,10 @@
 RUN(sum_rows, sums_parameters)
 RUN(turn_matrices, matrices_parameters)
 RUN(multiply_columns, product_parameters)
+RUN(take_turns, turns_parameters)
 
-/* All orders and delays, as bits of `how`. */
-enum { BACKWARDS = 1, LATE_COPIES = 2, LATE_PRODUCTS = 4, WAYS = 8 };
+/* All orders and delays, as bits of `how`; and a slow warp. */
+enum { BACKWARDS = 1, LATE_COPIES = 2, LATE_PRODUCTS = 4, WAYS = 8, SLOW = 8 };
 
 static void run(void (*kernel)(const void *), const void *parameters, unsigned bytes, int how,
                 const ref_buffers *memory)
@@ -37,7 +38,8 @@ static void run(void (*kernel)(const void *), const void *parameters, unsigned b
                         .memory = memory,
                         .backwards = how & BACKWARDS,
                         .late_copies = how & LATE_COPIES,
-                        .late_products = how & LATE_PRODUCTS};
+                        .late_products = how & LATE_PRODUCTS,
+                        .slow_lanes = how & SLOW ? ~0u : 0};
     cuda_run_kernel(&r);
 }
 
@@ -138,6 +140,14 @@ static void check_product(int first, operand kind, int how)
         }
 }
 
+/* ---- Turns ----------------------------------------------------------------------------------- */
+
+static void run_turns(int named, int how)
+{
+    const turns_parameters p = {named};
+    run(run_take_turns, &p, 128, how, NULL);
+}
+
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
 /* Each occurs in every run, or only in some. */
@@ -145,7 +155,8 @@ static void make_mistake(int number, int how)
 {
     if (number < MISTAKES) run_sums((mistake)number, false, how);
     else if (number == MISTAKES) run_product(48, A_IN_SHARED, -1, how);
-    else run_product(32, A_IN_SHARED, 100, how);
+    else if (number == MISTAKES + 1) run_product(32, A_IN_SHARED, 100, how);
+    else run_turns(number == MISTAKES + 3, how | SLOW);
 }
 
 static const struct {
@@ -168,6 +179,8 @@ static const struct {
     {END_NOT_WAITED_FOR, -1, "may still read its source"},
     {MISTAKES, -1, "starts within a row's 128 bytes and leaves them"},
     {MISTAKES + 1, -1, "without a fence"},
+    {MISTAKES + 2, -1, "arrives at named barrier 2 again"},
+    {MISTAKES + 3, -1, "arrives at named barrier 2 again"},
 };
 
 /* In another process, which must abort; returns its messages. */
@@ -214,6 +227,7 @@ int main(void)
     check_sums();
     for (int how = 0; how < WAYS; how++) {
         check_matrices(how);
+        for (int named = 0; named < 2; named++) run_turns(named, how); /* nobody is slow */
         for (int first = 0; first <= 32; first += 8)
             for (operand kind = A_IN_SHARED; kind <= A_ACROSS_ROWS; kind++)
                 check_product(first, kind, how);
