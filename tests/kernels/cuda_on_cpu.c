@@ -668,6 +668,7 @@ static bool end_phase(void)
 static bool units_go_on(void) { return machine.run->units && machine.run->units->go_on(); }
 
 static bool run_fast(void) { return run_warps(false); }
+
 static bool run_all(void)
 {
     machine.late_phase++;

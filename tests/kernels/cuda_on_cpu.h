@@ -230,8 +230,8 @@ struct cuda_run {
     /* Of those side by side: it continues only when no other can. */
     bool first_block_slow;
     unsigned slow_warp; /* counted through the blocks of a cluster */
-    /* Of this warp, a bit for each: they continue only when no other thread can, and stop behind each
-     * arrival at a barrier. */
+    /* Of this warp, a bit for each: they continue only when no other thread can, and stop behind an
+     * arrival at a named barrier, or at an mbarrier without bytes to expect. */
     uint32_t slow_lanes;
     const cuda_units *units;          /* NULL: none */
     const struct ref_buffers *memory; /* the caller's; NULL: not known, so nothing is checked */
