@@ -265,7 +265,7 @@ FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int c
 #endif
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(own.buffers, 0));
-    c.ds_row = find_ds_row(&own, consumer);
+    c.ds_row = ptx_keep(find_ds_row(&own, consumer));
 #if DQ_PARTS > 1
     c.dq =
         ptx_shared_address(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP * 16;

@@ -29,6 +29,14 @@ FA_DEVICE void *ptx_uniform_pointer(void *shared)
     return __cvta_shared_to_generic(__reduce_or_sync(0xffffffff, ptx_shared_address(shared)));
 }
 
+/* Returns x, which stays in a register. Otherwise the compiler may compute x again wherever it is used, and the number of a
+ * thread, for example, takes hundreds of cycles while products read shared memory. */
+FA_DEVICE uint32_t ptx_keep(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 #endif
 
 #endif

@@ -11,5 +11,6 @@
 
 FA_DEVICE uint32_t ptx_uniform(uint32_t x) { return __reduce_or_sync(0xffffffff, x); }
 FA_DEVICE void *ptx_uniform_pointer(void *shared) { return shared; }
+FA_DEVICE uint32_t ptx_keep(uint32_t x) { return x; }
 
 #endif
