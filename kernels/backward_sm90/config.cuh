@@ -98,6 +98,11 @@
  * sums have one order, the buffer is released late. */
 #define DQ_WAITS_IN_TURN (ORDERED && DQ_FIRST)
 
+/* Whether a consumer tests its three barriers before a turn with one branch. */
+#ifndef TESTS_TOGETHER
+#define TESTS_TOGETHER (DQ_TRANSPOSED || (DQ_FIRST && DQ_PARTS == 1 && !OPTIONS && !ORDERED))
+#endif
+
 #ifndef VALUE_DIM
 #define VALUE_DIM COLUMNS
 #endif

@@ -107,7 +107,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
     const int next = stage_of(at->count), parity = parity_of(at->count);
     tile_options options;
     float lse[QUERIES / 4];
-    if (!DQ_TRANSPOSED || !is_ready(pipe, c, at->count)) {
+    if (!TESTS_TOGETHER || !is_ready(pipe, c, at->count)) {
         if (!shares_dbias(pipe) && !DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, at->count - 1);
         if (STAGES > 2) ptx_mbarrier_wait(&state->q_full[next], parity);
         if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
