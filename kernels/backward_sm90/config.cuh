@@ -99,9 +99,11 @@
 #define DQ_WAITS_IN_TURN (ORDERED && DQ_FIRST)
 
 /* Whether a consumer tests its three barriers before a turn with one branch. */
-#ifndef TESTS_TOGETHER
 #define TESTS_TOGETHER (DQ_TRANSPOSED || (DQ_FIRST && DQ_PARTS == 1 && !OPTIONS && !ORDERED))
-#endif
+
+/* Whether sums of dP begin with -delta, so that nothing needs to be loaded after the product. Dropout
+ * scales dP first. */
+#define DP_FROM_DELTA (DQ_FIRST && !OPTIONS)
 
 #ifndef VALUE_DIM
 #define VALUE_DIM COLUMNS

@@ -47,17 +47,18 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     if (tile_number(c, count) > 0) free_ds(c);
     if (DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, count);
     store_dq_columns(c, count);
-    ptx_fence_proxy_async();
-    share_dq(pipe, c, count);
-    load_lse(pipe, lse, next);
+    prepare_dp(pipe, c, next);
     ptx_wgmma_wait(1);
     release_q(pipe, c, count);
     ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_s(c, next);
+    ptx_fence_proxy_async(); /* of dS and dQ, while dV and S are computed */
+    share_dq(pipe, c, count);
+    load_lse(pipe, lse, next);
     ptx_wgmma_wait(1);
     release_dout(pipe, c, count);
-    ptx_register_forget(c->dp, SCORES);
+    ptx_register_fence(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, c->dp, next);
     let_other_issue(c);
@@ -169,7 +170,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     if (c->number == 0) wait_until_may_issue(c);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
-    issue_tile_dq(c, last);
+    issue_tile_dq(c, ds_tile(c, last));
     wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * end : end);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
@@ -265,7 +266,9 @@ FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int c
 #endif
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(own.buffers, 0));
-    c.ds_row = ptx_keep(find_ds_row(&own, consumer));
+    c.ds_row = find_ds_row(&own, consumer);
+    /* In other variants no register is free for it. */
+    if (!OPTIONS && DQ_PARTS == 1) c.ds_row = ptx_keep(c.ds_row);
 #if DQ_PARTS > 1
     c.dq =
         ptx_shared_address(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP * 16;

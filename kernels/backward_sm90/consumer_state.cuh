@@ -124,7 +124,7 @@ FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
     for (int i = 0; i < SCORES / 2; i++) x2[i] = fa_pack_x2(weights[2 * i], weights[2 * i + 1]);
 }
 
-/* Replaces weights by dS = P (dP - delta), and also packs them. masked: if a weight is 0, its dS is
+/* Replaces weights by dS = P (dP - delta), and also packs them. DP_FROM_DELTA: dp is dP - delta. masked: if a weight is 0, its dS is
  * 0 whatever dP is. */
 FA_DEVICE void weigh_gradients(float *weights, const float *dp, uint32_t *ds, const float *delta,
                                bool masked)
@@ -134,7 +134,9 @@ FA_DEVICE void weigh_gradients(float *weights, const float *dp, uint32_t *ds, co
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int e = 2 * n + i;
-            const float x = weights[e] * subtract_delta(dp[e], delta[e / 4 * 2 + i]);
+            const float x =
+                weights[e] *
+                (DP_FROM_DELTA ? dp[e] * WEIGHT_UNIT : subtract_delta(dp[e], delta[e / 4 * 2 + i]));
             weights[e] = masked && weights[e] == 0.0f ? 0.0f : x;
         }
         ds[n] = fa_pack_x2(weights[2 * n], weights[2 * n + 1]);
@@ -234,7 +236,7 @@ FA_DEVICE void issue_s(consumer_state *c, int stage)
 FA_DEVICE void issue_dp(consumer_state *c, float *dp, int stage)
 {
     issue_scores(dp, WORDS(c, v), own_keys(c) + V_AT / UNIT, dout_tile(c, stage), VALUE_DIM,
-                 DQ_PARTS > 1);
+                 DP_FROM_DELTA);
 }
 
 /* The consumer's keys or values, in registers, as operands of products. */
@@ -389,14 +391,13 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
     load_rows(delta, rows);
 #else
     (void)p, (void)options;
-    load_rows(delta, rows);
+    if (!DP_FROM_DELTA) load_rows(delta, rows);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, SCORES);
 #endif
     weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
     if (DQ_FIRST && tile_number(c, at->count) >= DS_BUFFERS) wait_for_ds(c);
     store_ds(c, c->ds, at->count);
-    if (DQ_FIRST) ptx_fence_proxy_async();
 #if HIDES
 #if BIAS_TILE
     if (shares_dbias(pipe)) share_float_ds(pipe, c, at->count);
@@ -404,6 +405,13 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
 #endif
     if (p->dbias_by_others) put_dbias(p, work_of(pipe), options, c->scores);
 #endif
+}
+
+/* What the sums of dP of a tile begin with. */
+FA_DEVICE void prepare_dp(const pipeline *pipe, consumer_state *c, int stage)
+{
+    if (DP_FROM_DELTA) begin_dp(c->dp, row_address(pipe, stage));
+    else ptx_register_forget(c->dp, SCORES);
 }
 
 /* The first tile. */
@@ -430,7 +438,8 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     load_words(pipe, c, V_AT, c->v);
 #endif
     ptx_mbarrier_wait(&state->dout_full[stage], parity);
-    ptx_register_forget(c->dp, SCORES);
+    prepare_dp(pipe, c, stage);
+    ptx_register_fence(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, c->dp, stage);
     load_lse(pipe, lse, stage);
@@ -441,32 +450,39 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
 #endif
 }
 
-/* Issues dQ of tile `count`. */
-FA_DEVICE void issue_tile_dq(consumer_state *c, int count)
+/* Issues dQ of a tile. ds: the descriptor of its dS. */
+FA_DEVICE void issue_tile_dq(consumer_state *c, uint32_t ds)
 {
 #if DQ_TRANSPOSED
     const uint32_t queries = (uint32_t)c->number * (QUERIES / CONSUMERS * 128 / UNIT);
-    issue_transposed_dq(c->dp, c->all_keys, ds_tile(c, count) + queries);
+    issue_transposed_dq(c->dp, c->all_keys, ds + queries);
 #else
-    issue_dq(c->dp, ds_tile(c, count), key_columns(c));
+    issue_dq(c->dp, ds, key_columns(c));
 #endif
+}
+
+/* The descriptor of dS of the tile before tile `count`. With the first tile the dQ of it is not
+ * used: of keys, where the other consumer may have stored dS since its last fence. */
+FA_DEVICE uint32_t ds_before(const consumer_state *c, int count)
+{
+    if (DQ_FIRST) return tile_number(c, count) > 0 ? ds_tile(c, count - 1) : c->base;
+    return ds_tile(c, count > 0 ? count - 1 : DS_BUFFERS - 1);
 }
 
 /* Issues the products of tile `count`, whose weights and dS are available. dQ is that of the
  * previous tile, because the other consumer has stored its half of dS in its last turn. */
 FA_DEVICE void issue_gradients(consumer_state *c, int count)
 {
-    const int stage = stage_of(count), before = count > 0 ? count - 1 : DS_BUFFERS - 1;
+    const int stage = stage_of(count);
     ptx_register_fence(c->dv, DV_SUMS);
     ptx_register_fence(c->dk, DK_SUMS);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
-    /* With the first tile this dQ is not used. */
-    if (DQ_FIRST) issue_tile_dq(c, before);
+    if (DQ_FIRST) issue_tile_dq(c, ds_before(c, count));
     if (DQ_FIRST) issue_dk(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
     issue_dv(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
     if (!DQ_FIRST) issue_dk(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
-    if (!DQ_FIRST) issue_tile_dq(c, before);
+    if (!DQ_FIRST) issue_tile_dq(c, ds_before(c, count));
 }
 
 #endif

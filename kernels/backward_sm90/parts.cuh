@@ -107,18 +107,6 @@ FA_DEVICE void find_exponents(float *x, const float *scores, float scale, uint32
     }
 }
 
-/* Sums of dP begin with -delta, so that nothing needs to be loaded after the product. */
-FA_DEVICE void begin_dp(float *dp, uint32_t rows)
-{
-#pragma unroll
-    for (int n = 0; n < QUERIES / 16; n++) {
-        float delta[4];
-        load_four_rows(delta, rows + DELTA_AT + 64 * (uint32_t)n);
-#pragma unroll
-        for (int i = 0; i < 8; i++) dp[8 * n + i] = -delta[i / 4 * 2 + i % 2] / WEIGHT_UNIT;
-    }
-}
-
 /* Computes operands from weights and from dP - delta. masked: if a weight is 0, its dS is 0
  * whatever dP is. */
 FA_DEVICE void weigh_gradients(consumer_state *c, const float *weights, uint32_t *ds, bool masked)

@@ -39,6 +39,18 @@ FA_DEVICE void load_four_rows(float *numbers, uint32_t address)
     numbers[2] = fa_bits_float(x.z), numbers[3] = fa_bits_float(x.w);
 }
 
+/* Sums of dP begin with -delta of their queries. rows: row_address. */
+FA_DEVICE void begin_dp(float *dp, uint32_t rows)
+{
+#pragma unroll
+    for (int n = 0; n < QUERIES / 16; n++) {
+        float delta[4];
+        load_four_rows(delta, rows + DELTA_AT + 64 * (uint32_t)n);
+#pragma unroll
+        for (int i = 0; i < 8; i++) dp[8 * n + i] = -delta[i / 4 * 2 + i % 2] / WEIGHT_UNIT;
+    }
+}
+
 FA_DEVICE void load_rows(float *numbers, uint32_t address)
 {
 #pragma unroll
