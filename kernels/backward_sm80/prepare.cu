@@ -23,24 +23,34 @@ enum {
     ROWS_A_PASS = THREADS / LANES,
     PASSES = TILE / ROWS_A_PASS,
     TOGETHER = PASSES * VECTORS <= 16 ? PASSES : 4, /* passes whose loads fit in registers */
+    LSE_EARLY = HEAD_DIM <= 256, /* with the rows: wider ones would take registers of a block */
     SUM_VECTORS = FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 16,
     SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM)
 };
 
-/* The log-sum-exp is infinity for rows whose weights must be 0: those without keys, and those after
- * the last query. If the caller's log-sum-exp is infinity, then the scores are infinite and weights
- * are NaN. */
-FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                             const fa_tile *t, int64_t i, float product)
+/* Where a row's number is in lse and dlse. */
+FA_DEVICE int64_t lse_index(const fa_backward_params *p, const fa_tile *t, int64_t i)
 {
-    const float2 none = make_float2(INFINITY, 0.0f);
-    if (i >= t->n_q) return none;
-    const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
-    const float lse = p->a.lse[at];
-    if (lse == -INFINITY) return none;
+    return (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
+}
+
+/* The row's log-sum-exp; -infinity after the last query. */
+FA_DEVICE float load_row_lse(const fa_backward_params *p, const fa_tile *t, int64_t i)
+{
+    return i < t->n_q ? p->a.lse[lse_index(p, t, i)] : -INFINITY;
+}
+
+/* The log-sum-exp becomes infinity for rows whose weights must be 0: those without keys, and those
+ * after the last query. If the caller's log-sum-exp is infinity, then the scores are infinite and
+ * weights are NaN. */
+FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                             const fa_tile *t, int64_t i, float lse, float product)
+{
+    if (lse == -INFINITY) return make_float2(INFINITY, 0.0f);
     if (lse == INFINITY) return make_float2(NAN, NAN);
     const int bits = FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT);
-    const float delta = (product - (p->dlse ? p->dlse[at] : 0.0f)) * ds_scale(&p->a, s);
+    const float dlse = p->dlse ? p->dlse[lse_index(p, t, i)] : 0.0f;
+    const float delta = (product - dlse) * ds_scale(&p->a, s);
     return make_float2(fmaf(lse, FA_LOG2E, (float)-bits), delta / (float)(1 << bits));
 }
 
@@ -73,6 +83,10 @@ FA_DEVICE void prepare_passes(const fa_backward_params *p, const fa_backward_sm8
 {
     const int lane = threadIdx.x % LANES;
     uint4 dout[TOGETHER][VECTORS], out[TOGETHER][VECTORS];
+    float lse[TOGETHER];
+#pragma unroll
+    for (int pass = 0; pass < TOGETHER && LSE_EARLY; pass++)
+        lse[pass] = lane == 0 ? load_row_lse(p, t, t->first + first + pass * ROWS_A_PASS) : 0.0f;
 #pragma unroll
     for (int n = 0; n < TOGETHER * VECTORS; n++) {
         const int pass = n / VECTORS, vector = n % VECTORS,
@@ -97,7 +111,9 @@ FA_DEVICE void prepare_passes(const fa_backward_params *p, const fa_backward_sm8
 #pragma unroll
         for (int other = LANES / 2; other > 0; other /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, other);
-        if (lane == 0) rows[row] = prepare_row(p, s, t, t->first + row, sum);
+        if (lane != 0) continue;
+        if (!LSE_EARLY) lse[pass] = load_row_lse(p, t, t->first + row);
+        rows[row] = prepare_row(p, s, t, t->first + row, lse[pass], sum);
     }
 }
 
@@ -119,7 +135,8 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_
     for (int r = (int)threadIdx.x / 32; r < TILE; r += THREADS / 32) {
         const int64_t i = t->first + r;
         const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
-        if (threadIdx.x % 32 == 0) rows[r] = prepare_row(p, s, t, i, product);
+        if (threadIdx.x % 32 == 0)
+            rows[r] = prepare_row(p, s, t, i, load_row_lse(p, t, i), product);
     }
 }
 
