@@ -76,6 +76,10 @@
 /* Whether consumers hold their keys and values in registers. */
 #define KEYS_IN_REGISTERS (HEAD_DIM == 64 && !OPTIONS)
 
+/* Whether a consumer has all keys and values in registers soon after a work tile begins, so that the
+ * next ones are loaded from then on. */
+#define KEYS_EARLY (PERSISTENT && DQ_TRANSPOSED)
+
 /* The order of the products of a turn. Head dim 128 with three stages: dQ first, so that it is
  * stored while dK and dV are computed. Head dim 192: the same for two thirds of dQ. */
 #define DQ_FIRST ((HEAD_DIM == 128 && STAGES > 2) || HEAD_DIM == 192)

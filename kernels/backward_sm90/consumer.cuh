@@ -155,7 +155,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_wgmma_wait(0);
     release_q(pipe, c, last);
     release_dout(pipe, c, last);
-#if PERSISTENT
+#if PERSISTENT && !KEYS_EARLY
     ptx_mbarrier_arrive_if(&pipe->state->v_empty, c->leader);
 #endif
     ptx_register_fence(c->dp, DQ_SUMS);
@@ -174,7 +174,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * end : end);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-#if PERSISTENT
+#if PERSISTENT && !KEYS_EARLY
     ptx_mbarrier_arrive_if(&pipe->state->k_empty, c->leader);
 #endif
     store_dq_columns(c, end);

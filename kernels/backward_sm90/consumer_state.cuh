@@ -414,6 +414,36 @@ FA_DEVICE void prepare_dp(const pipeline *pipe, consumer_state *c, int stage)
     else ptx_register_forget(c->dp, SCORES);
 }
 
+#if KEYS_EARLY
+
+/* Passes the buffers of keys and values to the load warp. The operands of products that are complete
+ * have been read. An arrival does not wait for pending loads of the others, so it depends on each
+ * of them: d_v is not negative, which the compiler does not know. */
+FA_DEVICE void release_keys(const pipeline *pipe, const fa_attention_params *p,
+                            const consumer_state *c)
+{
+    uint32_t loaded = 0;
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) loaded |= c->all_keys[4 * step];
+    const int leader = p->d_v < 0 ? (int)loaded : c->leader;
+    ptx_mbarrier_arrive_if(&pipe->state->v_empty, leader);
+    ptx_mbarrier_arrive_if(&pipe->state->k_empty, leader);
+}
+
+/* Consumer 1 gives consumer 0 its first turn of the work tile. Consumer 0 has had its last turn of
+ * the previous work tile when it begins this one: two arrivals at a barrier must not meet. */
+FA_DEVICE void give_first_turn(const consumer_state *c)
+{
+    if (c->number == 0) {
+        ptx_named_barrier_arrive(NAMED_BARRIER_BEGIN, 2 * WARPGROUP);
+        return;
+    }
+    ptx_named_barrier_sync(NAMED_BARRIER_BEGIN, 2 * WARPGROUP);
+    let_other_issue(c);
+}
+
+#endif
+
 /* The first tile. */
 FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                            const tile_cursor *at)
@@ -425,7 +455,7 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     if (!PERSISTENT && c->number == 1) let_other_issue(c); /* consumer 0 may begin */
     wait_for_k(pipe, &p->a);
     /* Not earlier: these keys are loaded after consumer 0's last turn of the previous work tile. */
-    if (PERSISTENT && c->number == 1) let_other_issue(c);
+    if (PERSISTENT && !KEYS_EARLY && c->number == 1) let_other_issue(c);
 #if KEYS_IN_REGISTERS
     load_words(pipe, c, 0, c->k);
 #endif
@@ -433,6 +463,9 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_s(c, stage);
+#if DQ_TRANSPOSED
+    load_all_keys(pipe, c->all_keys);
+#endif
     wait_for_v(pipe);
 #if KEYS_IN_REGISTERS
     load_words(pipe, c, V_AT, c->v);
@@ -442,11 +475,14 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     ptx_register_fence(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, c->dp, stage);
+#if KEYS_EARLY
+    give_first_turn(c);
+#endif
     load_lse(pipe, lse, stage);
     make_weights(pipe, &p->a, c, at, lse, &options, true);
     make_ds(pipe, p, c, at, &options, true);
-#if DQ_TRANSPOSED
-    load_all_keys(pipe, c->all_keys);
+#if KEYS_EARLY
+    release_keys(pipe, &p->a, c);
 #endif
 }
 

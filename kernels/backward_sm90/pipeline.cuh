@@ -137,7 +137,8 @@ enum {
     NAMED_BARRIER_ISSUE,
     NAMED_BARRIER_DS =
         NAMED_BARRIER_ISSUE + CONSUMERS, /* where consumer 0 waits until dS has been read */
-    NAMED_BARRIER_CONSUMERS
+    NAMED_BARRIER_CONSUMERS,
+    NAMED_BARRIER_BEGIN /* where consumer 1 waits until consumer 0 has begun the same work tile */
 };
 
 FA_DEVICE void init_barriers(shared_state *state)
