@@ -106,8 +106,8 @@ static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
 /* Registers of a thread of each warpgroup: together 4 * 128, with which the block starts. */
 #define PRODUCER_REGISTERS (HEAD_DIM == 256 ? 24 : 32)
 #if HEAD_DIM == 256
-#define DQ_REGISTERS (OPTIONS ? 64 : 72)
-#define DK_REGISTERS 208
+#define DQ_REGISTERS 64
+#define DK_REGISTERS (OPTIONS ? 208 : 216)
 #define DV_REGISTERS (OPTIONS ? 216 : 208)
 #else
 #define DQ_REGISTERS 88

@@ -25,6 +25,8 @@
 typedef struct dk_state {
     float dk[DK_SUMS], ds[SCORES]; /* first dP, then dS */
     uint32_t base;                 /* descriptor of the block's keys */
+    uint32_t ds_row;               /* find_ds_row of the first buffer */
+    thread_places own;
 } dk_state;
 
 /* Applies dropout to dP. weight: negative if it is dropped (mark_dropped). */
@@ -56,18 +58,18 @@ FA_DEVICE void multiply_weights(const fa_attention_params *p, float *ds, uint32_
     }
 }
 
-/* Computes dS of a tile from dP, which is complete. */
+/* Computes dS of a tile from dP, which is complete. The dV warpgroup has waited for the tile's
+ * queries and rows before it shared the weights. */
 FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_state *c,
-                       const tile_cursor *at)
+                       const tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = q_stage(count);
-    const uint32_t rows = row_address(pipe, stage), weights = weight_address(pipe);
-    ptx_mbarrier_wait(&state->q_full[stage], q_parity(count));
+    const int count = at->count;
+    const uint32_t rows = c->own.rows + (uint32_t)(q_stage(count) * ROW_BYTES);
     ptx_mbarrier_wait(&state->p_full, count & 1);
-    if (OPTIONS || is_masked(&state->works[0], at->tile))
-        multiply_weights(p, c->ds, weights, rows, true);
-    else multiply_weights(p, c->ds, weights, rows, false);
+    if (OPTIONS || is_masked(range, at->tile))
+        multiply_weights(p, c->ds, c->own.weights, rows, true);
+    else multiply_weights(p, c->ds, c->own.weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);
 }
 
@@ -83,11 +85,11 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe)
 
 /* Stores a tile of dS, transposed: a row for each query. The peer's dQ needs it as well
  * (send_ds). */
-FA_DEVICE void share_ds(const pipeline *pipe, const uint32_t *ds, int count)
+FA_DEVICE void share_ds(const pipeline *pipe, const dk_state *c, const uint32_t *ds, int count)
 {
     shared_state *state = pipe->state;
-    const uint32_t row = find_ds_row(pipe) + (uint32_t)(ds_buffer(count) * DS_BYTES);
-    ptx_mbarrier_wait_cluster(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
+    const uint32_t row = c->ds_row + (uint32_t)(ds_buffer(count) * DS_BYTES);
+    ptx_mbarrier_wait(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
         ptx_stmatrix_x4_trans(row + (uint32_t)(j * 8 * 128), ds + 2 * j);
@@ -128,7 +130,7 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
 
 #pragma unroll
     for (int i = 0; i < SCORES / 2; i++) ds[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
-    share_ds(pipe, ds, count);
+    share_ds(pipe, c, ds, count);
     put_tile_dbias(pipe, p, c, at);
     advance(at, range->from, range->to);
     ptx_register_fence(c->dk, DK_SUMS);
@@ -141,11 +143,11 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
-    ptx_mbarrier_arrive_if(&state->q_empty[stage], is_leader());
+    ptx_mbarrier_arrive_if(&state->q_empty[stage], c->own.leader);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
-    ptx_mbarrier_arrive_if(&state->dout_empty[dout_stage(ready)], is_leader() && more);
-    if (more) make_ds(pipe, &p->a, c, at);
+    ptx_mbarrier_arrive_if(&state->dout_empty[dout_stage(ready)], c->own.leader && more);
+    if (more) make_ds(pipe, &p->a, c, at, range);
 }
 
 FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
@@ -155,6 +157,8 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
     shared_state *state = pipe->state;
     dk_state c;
     c.base = first_descriptor(pipe);
+    c.ds_row = ptx_keep(find_ds_row(pipe));
+    c.own = find_places(pipe);
 #pragma unroll
     for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
     if (range.tiles > 0) {
@@ -165,8 +169,8 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         issue_dp(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.ds, SCORES);
-        ptx_mbarrier_arrive_if(&state->dout_empty[0], is_leader());
-        make_ds(pipe, &p->a, &c, &at);
+        ptx_mbarrier_arrive_if(&state->dout_empty[0], c.own.leader);
+        make_ds(pipe, &p->a, &c, &at, &range);
         while (at.count < range.tiles) add_dk(pipe, p, &c, &at, &range);
     }
     /* The dV warpgroup has read the last tile of queries: its weights have arrived. */

@@ -24,6 +24,7 @@ typedef struct dv_state {
     float dv[DV_SUMS], scores[SCORES]; /* first scores, then weights: with options, those for dS */
     uint32_t weights[SCORES / 2];      /* those for dV */
     uint32_t base;                     /* descriptor of the block's keys */
+    thread_places own;
     float scale; /* from scores to exponents of 2; with a softcap, to the argument of tanh */
 } dv_state;
 
@@ -64,10 +65,10 @@ FA_DEVICE void mark_dropped(const fa_attention_params *p, const tile_options *o,
 
 /* Replaces scores of a tile, which are complete, by weights, P = exp(S - lse). */
 FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
-                     const tile_cursor *at)
+                     const tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
-    const uint32_t rows = row_address(pipe, q_stage(at->count));
+    const uint32_t rows = c->own.rows + (uint32_t)(q_stage(at->count) * ROW_BYTES);
 #if OPTIONS
     const tile_options options = find_tile_options(p, &state->works[0], at, THIS_BLOCK, true);
     weigh_with_options(p, state, &state->works[0], &options, NULL, c->scores, c->weights, c->scale,
@@ -85,18 +86,25 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
             *x = ptx_ex2(fmaf(*x, c->scale, -lse[e / 4 * 2 + e % 2]));
         }
     }
-    if (is_masked(&state->works[0], at->tile)) mask_weights(&state->works[0], c->scores, at->tile);
+    if (is_masked(range, at->tile)) mask_weights(&state->works[0], c->scores, at->tile);
 #endif
     __syncwarp(); /* all lanes have read the log-sum-exp */
-    ptx_mbarrier_arrive_if(&state->q_empty[q_stage(at->count)], is_leader());
+    ptx_mbarrier_arrive_if(&state->q_empty[q_stage(at->count)], c->own.leader);
+}
+
+/* Whether the buffer of weights and the tile's dout are ready. One branch for two barriers takes
+ * less time than a wait for each of them. */
+FA_DEVICE bool is_ready(shared_state *state, int count)
+{
+    return (int)ptx_mbarrier_is_over(&state->p_empty, (count & 1) ^ 1) &
+           (int)ptx_mbarrier_is_over(&state->dout_full[dout_stage(count)], dout_parity(count));
 }
 
 /* Stores weights for the dK warpgroup, whose threads have the same elements. */
-FA_DEVICE void share_weights(const pipeline *pipe, const dv_state *c, int count)
+FA_DEVICE void share_weights(const pipeline *pipe, const dv_state *c)
 {
     shared_state *state = pipe->state;
-    const uint32_t to = weight_address(pipe);
-    ptx_mbarrier_wait(&state->p_empty, (count & 1) ^ 1);
+    const uint32_t to = c->own.weights;
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j++) {
         const float *x = c->scores + 4 * j;
@@ -128,26 +136,28 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     shared_state *state = pipe->state;
     const int count = at->count, stage = dout_stage(count);
     const bool more = count + 1 < range->tiles;
-    const int ready = more ? count + 1 : count; /* the tile that is waited for */
+    const int next = more ? count + 1 : count; /* the tile that is waited for */
+    const bool ready = is_ready(state, count);
 
     if (!OPTIONS) pack_weights(c);
-    share_weights(pipe, c, count);
+    if (!ready) ptx_mbarrier_wait(&state->p_empty, (count & 1) ^ 1);
+    share_weights(pipe, c);
     advance(at, range->from, range->to);
-    ptx_mbarrier_wait(&state->dout_full[stage], dout_parity(count));
+    if (!ready) ptx_mbarrier_wait(&state->dout_full[stage], dout_parity(count));
     ptx_register_fence(c->dv, DV_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dv, c->weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
-    ptx_mbarrier_wait(&state->q_full[q_stage(ready)], q_parity(ready));
+    ptx_mbarrier_wait(&state->q_full[q_stage(next)], q_parity(next));
     ptx_register_fence(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_tile_scores(c, q_stage(count + 1));
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
-    ptx_mbarrier_arrive_if(&state->dout_empty[stage], is_leader());
+    ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->own.leader);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
-    if (more) weigh(pipe, p, c, at);
+    if (more) weigh(pipe, p, c, at, range);
 }
 
 FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
@@ -157,6 +167,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
     shared_state *state = pipe->state;
     dv_state c;
     c.base = first_descriptor(pipe);
+    c.own = find_places(pipe);
     c.scale = inner_scale(&p->a);
 #pragma unroll
     for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
@@ -168,7 +179,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         issue_tile_scores(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.scores, SCORES);
-        weigh(pipe, &p->a, &c, &at);
+        weigh(pipe, &p->a, &c, &at, &range);
         while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
     }
     /* The gradient is stored through a stage of queries other than the last tile's. The dK

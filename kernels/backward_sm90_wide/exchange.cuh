@@ -28,9 +28,11 @@ FA_DEVICE void send_ds(const pipeline *pipe)
     }
 }
 
+/* Like a copy from global memory, the peer's copy counts its bytes at this block's barrier, so the
+ * wait needs no acquire of the cluster, which would invalidate the L1 cache. */
 FA_DEVICE void wait_for_peer_ds(const pipeline *pipe, int count)
 {
-    ptx_mbarrier_wait_cluster(&pipe->state->ds_received[ds_buffer(count)], ds_parity(count));
+    ptx_mbarrier_wait(&pipe->state->ds_received[ds_buffer(count)], ds_parity(count));
 }
 
 /* Releases a buffer of dS, which no product reads any more, in both blocks. */

@@ -7,6 +7,7 @@
 #include "backward_sm90_wide/config.cuh"
 #include "backward_sm90_wide/multiply.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
+#include "backward_sm90/rows.cuh"
 #include "backward_sm90/store.cuh"
 #include "backward_sm90/work.cuh"
 #include "ptx/address.cuh"
@@ -43,15 +44,33 @@ FA_DEVICE char *warp_buffer(const pipeline *pipe, int tile_at, int dim)
 /* Whether this lane arrives for its warp. */
 FA_DEVICE bool is_leader(void) { return ptx_thread_id() % 32 == 0; }
 
+/* What a thread of the dV and dK warpgroups needs in each tile, in registers: its number takes long
+ * to read while products read shared memory. */
+typedef struct thread_places {
+    uint32_t rows; /* row_address of the first stage */
+    uint32_t weights;
+    int leader; /* is_leader */
+} thread_places;
+
 /* Where the thread's weights are: words 4j to 4j + 3 of all threads are contiguous. */
 FA_DEVICE uint32_t weight_address(const pipeline *pipe)
 {
     return ptx_shared_address(pipe->buffers + P_AT) + (uint32_t)ptx_thread_id() % WARPGROUP * 16;
 }
 
-/* The block's tiles of queries. They are the same for all threads, in uniform registers. */
+FA_DEVICE thread_places find_places(const pipeline *pipe)
+{
+    thread_places own;
+    own.rows = ptx_keep(row_address(pipe, 0));
+    own.weights = ptx_keep(weight_address(pipe));
+    own.leader = (int)ptx_keep(is_leader());
+    return own;
+}
+
+/* The block's tiles of queries, and those whose queries see all of its keys. They are the same for
+ * all threads, in uniform registers. */
 typedef struct tile_range {
-    int tiles, from, to;
+    int tiles, from, to, unmasked_from, unmasked_to;
 } tile_range;
 
 FA_DEVICE tile_range find_tiles(const block_work *w)
@@ -60,6 +79,8 @@ FA_DEVICE tile_range find_tiles(const block_work *w)
     r.tiles = (int)ptx_uniform((uint32_t)w->tiles);
     r.from = (int)ptx_uniform((uint32_t)w->from);
     r.to = (int)ptx_uniform((uint32_t)w->to);
+    r.unmasked_from = (int)ptx_uniform((uint32_t)w->unmasked_from[THIS_BLOCK]);
+    r.unmasked_to = (int)ptx_uniform((uint32_t)w->unmasked_to[THIS_BLOCK]);
     return r;
 }
 
@@ -71,9 +92,9 @@ FA_DEVICE tile_cursor begin(const block_work *w)
 }
 
 /* Whether some query of the tile does not see some of the block's keys. */
-FA_DEVICE bool is_masked(const block_work *w, int tile)
+FA_DEVICE bool is_masked(const tile_range *range, int tile)
 {
-    return tile < w->unmasked_from[THIS_BLOCK] || tile >= w->unmasked_to[THIS_BLOCK];
+    return tile < range->unmasked_from || tile >= range->unmasked_to;
 }
 
 #endif
