@@ -164,6 +164,8 @@ static_assert(DQ_PARTS == 1 || (!OPTIONS && !ORDERED && !PERSISTENT && !JOINED &
               "what has been written for it");
 static_assert(!DQ_TRANSPOSED || (KEYS_IN_REGISTERS && STAGES > 2 && !ORDERED && !JOINED),
               "what has been written for it");
+static_assert(!KEYS_EARLY || WORKS == 2,
+              "a buffer of dS is used again behind a work tile without queries");
 static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && HEAD_DIM == 64 * BLOCKS,
               "as the planner counts");

@@ -150,6 +150,8 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 {
     const int last = end - 1;
     wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * end - 1 : last);
+    /* Of dS: consumer 1 computes the last dQ without another turn, in which its warps would meet. */
+    ptx_fence_proxy_async();
     wait_until_may_issue(c);
     issue_gradients(c, last);
     ptx_wgmma_wait(0);

@@ -190,6 +190,8 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     run->late_products = varied & 4;
     run->last_block_first = m->otherwise && !in_order;
     if (!m->otherwise) return;
+    /* With two buffers of dS a consumer's warps rely on each other's products. */
+    run->warps_multiply = bits >> 43 & 1 && FA_BACKWARD_SM90_DS_BUFFERS(v->head_dim, v->stages) > 2;
     if (in_order || v->persistent)
         run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
     run->first_block_slow = /* in a cluster, the other block waits for it */
