@@ -452,12 +452,6 @@ VARIANT_16BIT(backward_sm90_d128_persistent, .file = "backward_sm90/backward_sm9
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
 END(backward, sm90_persistent)
 
-/* Persistent blocks for short sequences. */
-FAMILY(backward, sm90_short)
-VARIANT_16BIT(backward_sm90_d64_short, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1, .dq_buffers = 2)
-END(backward, sm90_short)
-
 /* The same, without options, with blocks that prepare and finish in the same launch. */
 FAMILY(backward, sm90_joined)
 VARIANT_16BIT(backward_sm90_d96_joined, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,

@@ -192,7 +192,6 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family 
         {&fa_cuda_backward_sm90, FA_FIRST_backward_sm90, FA_END_backward_sm90},
         {&fa_cuda_backward_sm90_persistent, FA_FIRST_backward_sm90_persistent,
          FA_END_backward_sm90_persistent},
-        {&fa_cuda_backward_sm90_short, FA_FIRST_backward_sm90_short, FA_END_backward_sm90_short},
         {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined,
          FA_END_backward_sm90_joined}};
     int of = 0;
@@ -753,30 +752,6 @@ const fa_cuda_family fa_cuda_backward_sm90_persistent = {
     .does_few = true,
     .slower = is_above_64,
     .plan = plan_persistent,
-};
-
-static bool plan_short(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                       char *why, size_t size)
-{
-    return plan_plain(p, 64, device, plan, why, size);
-}
-
-/* In longer sequences it is faster to compute dQ transposed, as sm90_persistent does. But then each work tile takes
- * some 500 cycles longer (head dim 64 on an H200, ms, this family and that one: full n 128 0.326 and 0.338, causal n 256
- * 0.350 and 0.359, n 512 0.409 and 0.414, n 1k 0.574 and 0.568, full n 4k 2.66 and 2.46). */
-static bool has_many_keys(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
-{
-    (void)device, (void)why, (void)size;
-    return p->rows_k > 512;
-}
-
-const fa_cuda_family fa_cuda_backward_sm90_short = {
-    .name = "sm90_short",
-    .oldest = 90,
-    .newest = 90,
-    .does_few = true,
-    .slower = has_many_keys,
-    .plan = plan_short,
 };
 
 /* Blocks count through the tiles of a head as if all heads had equally many. */

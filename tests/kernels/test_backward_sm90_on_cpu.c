@@ -16,7 +16,7 @@
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and
  * "bias", "left" (the same on a device with one multiprocessor), "unseen" (the same with keys that
- * no query sees), "persistent", "short" or "joined" for such problems, "cleared" for those with sums that
+ * no query sees), "persistent" or "joined" for such problems, "cleared" for those with sums that
  * blocks clear for later ones. Then the runs of each variant are printed.
  */
 #include <math.h>
@@ -531,8 +531,6 @@ static int run_listed(void)
     run_problems(FIRST_CLEARED_PROBLEM, FIRST_CLEARED_PROBLEM + CLEARED_PROBLEMS);
     few = &fa_cuda_backward_sm90_persistent;
     run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
-    few = &fa_cuda_backward_sm90_short;
-    run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
     few = &fa_cuda_backward_sm90_joined;
     run_problems(FIRST_JOINED_PROBLEM, FIRST_JOINED_PROBLEM + JOINED_PROBLEMS);
     few = NULL;
@@ -551,7 +549,6 @@ int main(int argc, char **argv)
     about_bias = argc > 4 && (argv[4][0] == 'b' || alone);
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
-          : argv[4][0] == 's'     ? &fa_cuda_backward_sm90_short
           : argv[4][0] == 'c'     ? &fa_cuda_backward_sm90
                                   : &fa_cuda_backward_sm90_persistent;
     if (searching) run_listed();
