@@ -530,7 +530,8 @@ FA_DEVICE void put_sums(float *sums, const char *dq, int bytes, bool first)
 #define TILE_COPIES (DQ_PARTS + BIAS_TILE)
 
 /* If a head's first block stores its shares of dQ and the others add theirs in any order: how many
- * shares of the first block this block knows of; or that it is the first block, or need not know. */
+ * shares of the first block this block knows of; or that it is the first block, or need not know. A
+ * work tile that no query sees has no shares, and may not even have a number. */
 enum { STORES_FIRST = -1, NEED_NOT_KNOW = UNBOUNDED };
 
 /* How many shares the first block has stored. It counts a share when it has stored the next one,
@@ -544,7 +545,7 @@ FA_DEVICE int32_t *progress_at(const pipeline *pipe, const fa_backward_sm90_para
 FA_DEVICE int begin_first_shares(const pipeline *pipe, const fa_backward_params *p,
                                  const fa_backward_sm90_params *s)
 {
-    if (!s->first_ahead || !p->dq.data) return NEED_NOT_KNOW;
+    if (!s->first_ahead || !p->dq.data || work_of(pipe)->tiles == 0) return NEED_NOT_KNOW;
     return work_of(pipe)->key_tile == 0 ? STORES_FIRST : 0;
 }
 
