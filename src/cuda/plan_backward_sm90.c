@@ -188,12 +188,11 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family 
     const struct {
         const fa_cuda_family *family;
         int first, end;
-    } rows[] = {
-        {&fa_cuda_backward_sm90, FA_FIRST_backward_sm90, FA_END_backward_sm90},
-        {&fa_cuda_backward_sm90_persistent, FA_FIRST_backward_sm90_persistent,
-         FA_END_backward_sm90_persistent},
-        {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined,
-         FA_END_backward_sm90_joined}};
+    } rows[] = {{&fa_cuda_backward_sm90, FA_FIRST_backward_sm90, FA_END_backward_sm90},
+                {&fa_cuda_backward_sm90_persistent, FA_FIRST_backward_sm90_persistent,
+                 FA_END_backward_sm90_persistent},
+                {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined,
+                 FA_END_backward_sm90_joined}};
     int of = 0;
     while (rows[of].family != family) of++;
     const int options = find_options(p);

@@ -16,8 +16,9 @@
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and
  * "bias", "left" (the same on a device with one multiprocessor), "unseen" (the same with keys that
- * no query sees), "persistent" or "joined" for such problems, "cleared" for those with sums that
- * blocks clear for later ones. Then the runs of each variant are printed.
+ * no query sees), "persistent" or "joined" for such problems, "empty" for persistent blocks with
+ * lengths, some of them 0, "cleared" for those with sums that blocks clear for later ones. Then the
+ * runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -54,6 +55,9 @@ static const int64_t with_left_ds[] = {262,  2368, 2436, 3330,  4688,  5334,  53
 
 /* The same if no query sees the later keys of each item: their blocks leave nothing. */
 static const int64_t with_unseen_keys[] = {17987};
+
+/* Persistent blocks where an item of the batch has no keys: it must count no share of dQ. */
+static const int64_t with_empty_items[] = {2271};
 
 enum {
     PROBLEMS = 160,
@@ -114,8 +118,9 @@ static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
 static int rooms_waited_for; /* runs whose blocks wait for room to leave dS */
 static int64_t least_dim;
 static bool about_bias; /* problems are of that class */
-static bool alone;      /* there is one multiprocessor */
-static bool unseen;     /* no query sees the later keys */
+static bool about_lengths;
+static bool alone;  /* there is one multiprocessor */
+static bool unseen; /* no query sees the later keys */
 static const fa_cuda_family
     /* Of both runs; NULL: the second run has persistent blocks, if possible. */
     *few;
@@ -476,8 +481,9 @@ static bool run_problem(machine *m)
         .tiles = true,
         .one_pass = true,
         .pass = RANDOM_BACKWARD,
-        .focus = about_bias ? RANDOM_BIAS
-                            : focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])],
+        .focus = about_bias      ? RANDOM_BIAS
+                 : about_lengths ? RANDOM_LENGTHS
+                                 : focuses[m->number % (int64_t)(sizeof focuses / sizeof *focuses)],
         .all_passes = true,
         .backward_alone = true,
         .unseen_keys = unseen,
@@ -531,6 +537,10 @@ static int run_listed(void)
     run_problems(FIRST_CLEARED_PROBLEM, FIRST_CLEARED_PROBLEM + CLEARED_PROBLEMS);
     few = &fa_cuda_backward_sm90_persistent;
     run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
+    about_lengths = true;
+    for (size_t i = 0; i < sizeof with_empty_items / sizeof *with_empty_items; i++)
+        run_problems(with_empty_items[i], with_empty_items[i] + 1);
+    about_lengths = false;
     few = &fa_cuda_backward_sm90_joined;
     run_problems(FIRST_JOINED_PROBLEM, FIRST_JOINED_PROBLEM + JOINED_PROBLEMS);
     few = NULL;
@@ -547,6 +557,7 @@ int main(int argc, char **argv)
     unseen = argc > 4 && argv[4][0] == 'u';
     alone = argc > 4 && (argv[4][0] == 'l' || unseen);
     about_bias = argc > 4 && (argv[4][0] == 'b' || alone);
+    about_lengths = argc > 4 && argv[4][0] == 'e';
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
           : argv[4][0] == 'c'     ? &fa_cuda_backward_sm90
