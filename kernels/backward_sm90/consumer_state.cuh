@@ -124,8 +124,8 @@ FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
     for (int i = 0; i < SCORES / 2; i++) x2[i] = fa_pack_x2(weights[2 * i], weights[2 * i + 1]);
 }
 
-/* Replaces weights by dS = P (dP - delta), and also packs them. DP_FROM_DELTA: dp is dP - delta. masked: if a weight is 0, its dS is
- * 0 whatever dP is. */
+/* Replaces weights by dS = P (dP - delta), and also packs them. DP_FROM_DELTA: dp is dP - delta.
+ * masked: if a weight is 0, its dS is 0 whatever dP is. */
 FA_DEVICE void weigh_gradients(float *weights, const float *dp, uint32_t *ds, const float *delta,
                                bool masked)
 {
