@@ -126,16 +126,19 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     const int count = at->count, stage = q_stage(count);
     const bool more = count + 1 < range->tiles;
     const int ready = more ? count + 1 : count; /* the tile that is waited for */
-    uint32_t ds[SCORES / 2];
+    uint32_t ds[SCORES / 2], stored[SCORES / 2]; /* what a product reads is not read beside it */
 
 #pragma unroll
-    for (int i = 0; i < SCORES / 2; i++) ds[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
+    for (int i = 0; i < SCORES / 2; i++) {
+        ds[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
+        stored[i] = ptx_keep(ds[i]);
+    }
     put_tile_dbias(pipe, p, c, at);
     advance(at, range->from, range->to);
     ptx_register_fence(c->dk, DK_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dk, ds, q_tile(c->base, stage) + ACROSS(Q_BLOCK), HEAD_DIM);
-    share_ds(pipe, c, ds, count); /* while the product runs */
+    share_ds(pipe, c, stored, count); /* while the product runs */
     ptx_mbarrier_wait(&state->dout_full[dout_stage(ready)], dout_parity(ready));
     ptx_register_fence(c->ds, SCORES);
     ptx_wgmma_fence();
