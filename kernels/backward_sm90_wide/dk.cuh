@@ -126,7 +126,8 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     const int count = at->count, stage = q_stage(count);
     const bool more = count + 1 < range->tiles;
     const int ready = more ? count + 1 : count; /* the tile that is waited for */
-    uint32_t ds[SCORES / 2], stored[SCORES / 2]; /* what a product reads is not read beside it */
+    uint32_t ds[SCORES / 2];
+    uint32_t stored[SCORES / 2]; /* what a product reads is not read beside it */
 
 #pragma unroll
     for (int i = 0; i < SCORES / 2; i++) {
