@@ -18,7 +18,7 @@ FA_DEVICE void run_tile(const fa_backward_params *p, const fa_tile *t)
         const int64_t i = t->first + r;
         const float sum = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
         if (i >= t->room_q || threadIdx.x % 32 != 0) continue;
-        const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
+        const int64_t at = fa_row_index(&p->a, t, i);
         p->delta[at] = i >= t->n_q ? 0.0f : sum - (p->dlse ? p->dlse[at] : 0.0f);
     }
 }

@@ -15,11 +15,6 @@
 
 /* ---- The tile's queries ---------------------------------------------------------------------- */
 
-FA_DEVICE int64_t fa_row_index(const fa_attention_params *p, const fa_tile *t, int64_t i)
-{
-    return (t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i;
-}
-
 /* Numbers of query i: log-sum-exp, delta, and the keys that it sees of [key, key + keys). A row
  * from which a mask or a bias hides all keys sees none, whatever it holds. */
 FA_DEVICE float4 know_query(const fa_backward_params *p, const fa_tile *t, int64_t i, int64_t key,

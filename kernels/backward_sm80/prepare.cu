@@ -28,16 +28,10 @@ enum {
     SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM)
 };
 
-/* Where a row's number is in lse and dlse. */
-FA_DEVICE int64_t lse_index(const fa_backward_params *p, const fa_tile *t, int64_t i)
-{
-    return (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
-}
-
 /* The row's log-sum-exp; -infinity after the last query. */
 FA_DEVICE float load_row_lse(const fa_backward_params *p, const fa_tile *t, int64_t i)
 {
-    return i < t->n_q ? p->a.lse[lse_index(p, t, i)] : -INFINITY;
+    return i < t->n_q ? p->a.lse[fa_row_index(&p->a, t, i)] : -INFINITY;
 }
 
 /* The log-sum-exp becomes infinity for rows whose weights must be 0: those without keys, and those
@@ -49,7 +43,7 @@ FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_backward_sm80
     if (lse == -INFINITY) return make_float2(INFINITY, 0.0f);
     if (lse == INFINITY) return make_float2(NAN, NAN);
     const int bits = FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT);
-    const float dlse = p->dlse ? p->dlse[lse_index(p, t, i)] : 0.0f;
+    const float dlse = p->dlse ? p->dlse[fa_row_index(&p->a, t, i)] : 0.0f;
     const float delta = (product - dlse) * ds_scale(&p->a, s);
     return make_float2(fmaf(lse, FA_LOG2E, (float)-bits), delta / (float)(1 << bits));
 }

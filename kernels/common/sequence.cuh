@@ -17,6 +17,12 @@ typedef struct fa_tile {
     int64_t diagonal;
 } fa_tile;
 
+/* Where the number of query i of the sequence is in lse, dlse and delta. */
+FA_DEVICE int64_t fa_row_index(const fa_attention_params *p, const fa_tile *t, int64_t i)
+{
+    return (t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i;
+}
+
 /* The first row of packed sequence s - 1; s = 0 and s = batch + 1 are the rows of no sequence. */
 FA_DEVICE int64_t fa_packed_start(const fa_attention_params *p, int64_t s)
 {
