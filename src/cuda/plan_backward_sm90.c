@@ -715,17 +715,11 @@ static bool refuse_order_and_options(const fa_problem *p, char *why, size_t size
     return true;
 }
 
-static bool plan_plain(const fa_problem *p, int64_t widest, const fa_cuda_device *device,
-                       fa_cuda_plan *plan, char *why, size_t size)
-{
-    return !refuse_order_and_options(p, why, size) && !refuse_head_dims(p, widest, why, size) &&
-           plan_backward(p, device, plan, why, size);
-}
-
 static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                             char *why, size_t size)
 {
-    return plan_plain(p, 128, device, plan, why, size);
+    return !refuse_order_and_options(p, why, size) && !refuse_head_dims(p, 128, why, size) &&
+           plan_backward(p, device, plan, why, size);
 }
 
 /* Whether each head has one key tile, and few query tiles. */

@@ -117,10 +117,10 @@ static int runs[FA_VARIANTS];
 static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
 static int rooms_waited_for; /* runs whose blocks wait for room to leave dS */
 static int64_t least_dim;
-static bool about_bias; /* problems are of that class */
-static bool about_lengths;
-static bool alone;  /* there is one multiprocessor */
-static bool unseen; /* no query sees the later keys */
+static bool about_bias;    /* problems are of that class */
+static bool about_lengths; /* the same */
+static bool alone;         /* there is one multiprocessor */
+static bool unseen;        /* no query sees the later keys */
 static const fa_cuda_family
     /* Of both runs; NULL: the second run has persistent blocks, if possible. */
     *few;
