@@ -407,13 +407,6 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
 #endif
 }
 
-/* Whether all queries of the tile see all of the consumer's keys. */
-FA_DEVICE bool sees_all(const pipeline *pipe, const consumer_state *c, int tile)
-{
-    const block_work *w = work_of(pipe);
-    return tile >= w->unmasked_from[c->number] && tile < w->unmasked_to[c->number];
-}
-
 /* What the sums of dP of a tile begin with. */
 FA_DEVICE void prepare_dp(const pipeline *pipe, consumer_state *c, int stage)
 {
@@ -486,7 +479,7 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     give_first_turn(c);
 #endif
     load_lse(pipe, lse, stage);
-    if (!OPTIONS && sees_all(pipe, c, at->tile)) {
+    if (!OPTIONS && sees_all(work_of(pipe), c->number, at->tile)) {
         make_weights(pipe, &p->a, c, at, lse, &options, false);
         make_ds(pipe, p, c, at, &options, false);
     } else {

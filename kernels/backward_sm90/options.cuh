@@ -181,8 +181,7 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
                                          const tile_cursor *at, int consumer, bool hides)
 {
     tile_options o = find_tile_place(w, at, consumer);
-    const bool all = !hides || (HIDES && at->tile >= w->unmasked_from[consumer] &&
-                                at->tile < w->unmasked_to[consumer] &&
+    const bool all = !hides || (HIDES && sees_all(w, consumer, at->tile) &&
                                 (at->tile + 1) * QUERIES <= w->sequence.n_q);
     o.sees = all ? ~0u : find_seen(w, o.query, o.key);
     o.keeps = has_dropout(p) ? find_kept(p, w, &o) : ~0u;

@@ -77,6 +77,12 @@ FA_DEVICE void find_unmasked_tiles(block_work *w, int consumer)
     w->unmasked_to[consumer] = whole ? (w->end_query + first) >> 6 : -UNBOUNDED;
 }
 
+/* Whether all queries of the tile see all of the consumer's keys. */
+FA_DEVICE bool sees_all(const block_work *w, int consumer, int tile)
+{
+    return tile >= w->unmasked_from[consumer] && tile < w->unmasked_to[consumer];
+}
+
 FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
 {
     const fa_tile *t = &w->sequence;
