@@ -397,8 +397,6 @@ VARIANT_16BIT(backward_sm90_prepare_d256, .file = "backward_sm90/prepare", .kern
 END(backward_prepare, sm90)
 
 FAMILY(backward, sm90)
-VARIANT_16BIT(backward_sm90_d64_ordered, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 64, .options = 0, .stages = 3, .ordered = 1, .dq_buffers = 2)
 VARIANT_16BIT(backward_sm90_d64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3)
 /* Rows of 128 columns in shared memory, of which products take 96. */
@@ -443,8 +441,11 @@ VARIANT_16BIT(backward_sm90_wide_general256, .file = "backward_sm90_wide/backwar
 END(backward, sm90)
 
 FAMILY(backward, sm90_persistent)
-/* The same for sums in any order, without options: blocks stay on their multiprocessor and take work
- * tile after work tile. */
+/* The same without options: blocks stay on their multiprocessor and take work tile after work tile.
+ * Head dim 128 is for sums in any order. */
+VARIANT_16BIT(backward_sm90_d64_ordered, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 1024, .ordered = 1, .persistent = 1, .dq_buffers = 3,
+              .dq_transposed = 1)
 VARIANT_16BIT(backward_sm90_d64_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1, .dq_buffers = 2,
               .dq_transposed = 1)

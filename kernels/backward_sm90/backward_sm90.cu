@@ -97,7 +97,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         else if (threadIdx.x % 32 == 0) store_work_tiles(&pipe, &p, &s, warp - WARP_STORE_DQ);
 #else
         if (warp == WARP_LOAD) {
-            if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s);
+            if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s, 0);
             else if (loads) wait_for_keys(&pipe);
         } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0) {
 #if BIAS_TILE

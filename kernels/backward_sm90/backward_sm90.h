@@ -22,7 +22,7 @@
  *   key_sums    of a split and a block's keys: a float for each key and column of dK, then of dV;
  *               for each 64 keys in the same order
  *   semaphores  of a tile, for each consumer's columns: how many key tiles have been added, if sums
- *               have one order. If the first block of a head runs ahead: of a sequence's last tile,
+ *               have one order (ORDERED variants use the first, for all columns). If the first block of a head runs ahead: of a sequence's last tile,
  *               how many shares this block has stored
  *   cleared     of a group of heads: how many blocks have cleared their shares of its sums
  *   left        of a 16-bit dbias that batch items or heads share: counters, and dS that blocks
@@ -161,6 +161,10 @@ typedef struct fa_backward_sm90_params {
     int32_t group_blocks, group_tiles; /* of a group: blocks; tiles of sums */
     int32_t sum_tiles, prepared_tiles; /* all; the first ones, which prepare clears */
     int32_t sums_transposed;           /* sums are in the order of DQ_TRANSPOSED */
+    int64_t ascending_together;        /* of heads_ascending: those whose blocks take turns */
+    /* Where sums have one order: a persistent block takes its next work tile when so many query
+     * tiles, or fewer, of the one before have not been loaded. */
+    int32_t tiles_ahead;
 } fa_backward_sm90_params;
 
 #endif

@@ -9,7 +9,8 @@
  *     COLUMNS      96: products use 96 of the 128 columns, and the others are 0; 0: all columns
  *     STAGES       buffers of query tiles
  *     ORDERED      1: for sums of dQ in one order; other variants support it too, but slower
- *     PERSISTENT   1: blocks stay on their multiprocessor and take work tile after work tile
+ *     PERSISTENT   1: blocks stay on their multiprocessor and take work tile after work tile. With
+ *                  ORDERED: if a consumer has several buffers of dQ
  *     JOINED       1: blocks of the same launch replace `prepare` and `finish` (joined.cuh)
  *     DQ_BUFFERS   buffers of dQ of a consumer; 0 or 1: one
  *     DQ_TRANSPOSED 1: consumers compute dQ transposed, with all keys in registers. Each has all
@@ -94,6 +95,13 @@
 #define DQ_PARTS 1
 #endif
 
+/* Whether the dQ of both consumers is added together, which takes a store warp less time. With one
+ * buffer a consumer would wait until the other one has filled its own. */
+#define DQ_TOGETHER (ORDERED && DQ_BUFFERS > 1)
+
+/* Whether a block takes its next work tile late (schedule.cuh). */
+#define TAKES_LATE (PERSISTENT && ORDERED)
+
 /* Whether the log-sum-exp and delta are loaded with the queries instead of with dout: they are if
  * weights are computed before dout is needed. */
 #define ROWS_WITH_Q (DQ_PARTS > 1)
@@ -103,7 +111,9 @@
 #define DQ_WAITS_IN_TURN (ORDERED && DQ_FIRST)
 
 /* Whether a consumer tests its three barriers before a turn with one branch. */
-#define TESTS_TOGETHER (DQ_TRANSPOSED || (DQ_FIRST && DQ_PARTS == 1 && !OPTIONS && !ORDERED))
+#define TESTS_TOGETHER                                                                             \
+    (DQ_TRANSPOSED || (DQ_FIRST && DQ_PARTS == 1 && !ORDERED &&                                    \
+                       (!OPTIONS || OPTIONS == FA_SM90_ALIBI || OPTIONS == FA_SM90_DROPOUT)))
 
 /* Whether sums of dP begin with -delta, so that nothing needs to be loaded after the product. Dropout
  * scales dP first. */
@@ -129,9 +139,10 @@ enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
     CONSUMERS = 2,
-    WORKS = PERSISTENT ? 2 : 1,                       /* work tiles that are described at a time */
-    STORE_WARPS = ORDERED ? 3 : CONSUMERS,            /* that store dQ */
-    DQ_BARRIERS = ORDERED ? STORE_WARPS : DQ_BUFFERS, /* of a consumer */
+    WORKS = PERSISTENT ? 2 : 1,                   /* work tiles that are described at a time */
+    STORE_WARPS = ORDERED && !PERSISTENT ? 3 : 2, /* that store dQ */
+    /* Of a consumer: of each buffer, and of each store warp that serves the same consumer. */
+    DQ_BARRIERS = ORDERED && STORE_WARPS > DQ_BUFFERS ? STORE_WARPS : DQ_BUFFERS,
     THREADS = FA_BACKWARD_SM90_THREADS,
     KEYS = FA_BACKWARD_SM90_KEYS,
     BLOCK_KEYS = KEYS,
@@ -157,12 +168,13 @@ enum {
 };
 #define CLEARS_AHEAD FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, JOINED)
 
-static_assert(!PERSISTENT || (!ORDERED && !OPTIONS && STAGES > 2), "what its warps do");
+static_assert(!PERSISTENT || ((!ORDERED || DQ_TOGETHER) && !OPTIONS && STAGES > 2),
+              "what its warps do");
 static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store warps take");
 static_assert(!JOINED || (!ORDERED && !OPTIONS && !PERSISTENT), "what its blocks do");
 static_assert(DQ_PARTS == 1 || (!OPTIONS && !ORDERED && !PERSISTENT && !JOINED && STAGES == 2),
               "what has been written for it");
-static_assert(!DQ_TRANSPOSED || (KEYS_IN_REGISTERS && STAGES > 2 && !ORDERED && !JOINED),
+static_assert(!DQ_TRANSPOSED || (KEYS_IN_REGISTERS && STAGES > 2 && !JOINED),
               "what has been written for it");
 static_assert(!KEYS_EARLY || WORKS == 2,
               "a buffer of dS is used again behind a work tile without queries");

@@ -10,6 +10,7 @@
  *                         (ROWS_WITH_Q: with queries)
  *   dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, a store warp
  *   work_full, _empty     WORKS descriptions of work      scheduler warp         all other roles
+ *   work_loaded           most of a work tile's loads     load warp              -
  *   k_empty, v_empty      the next keys, values           both consumers         load warp
  *   bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
  *   left                  all of dS, in the workspace     store warps            -
@@ -37,6 +38,9 @@ typedef struct shared_state {
     block_work works[WORKS];
 #if PERSISTENT
     uint64_t work_full[WORKS], work_empty[WORKS], k_empty, v_empty;
+#if TAKES_LATE
+    uint64_t work_loaded[WORKS];
+#endif
 #endif
 #if BIAS_TILE
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
@@ -173,6 +177,9 @@ FA_DEVICE void init_barriers(shared_state *state)
 #if PERSISTENT
     for (int i = 0; i < WORKS; i++) {
         ptx_mbarrier_init(&state->work_full[i], 1);
+#if TAKES_LATE
+        ptx_mbarrier_init(&state->work_loaded[i], 1);
+#endif
         ptx_mbarrier_init(&state->work_empty[i], CONSUMERS * WARPS + STORE_WARPS + 1);
     }
     ptx_mbarrier_init(&state->k_empty, CONSUMERS * WARPS);

@@ -73,7 +73,7 @@ FA_DEVICE void leave_delta(const fa_backward_params *p, const fa_tile *t, const 
     const int64_t i = t->first + row;
     if (row >= QUERIES || i >= t->room_q) return;
     delta[fa_row_index(&p->a, t, i)] = rows[QUERIES + FA_BACKWARD_SM90_ROW_AT(row)] *
-                (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT));
+                                       (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT));
 }
 
 FA_DEVICE void clear_counters(int32_t *counters, int64_t count)

@@ -366,17 +366,29 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
-/* The load warp. In a persistent block it also loads keys and values, after the first tile, because
+/* The block may take its next work tile. */
+FA_DEVICE void say_loaded(const pipeline *pipe, int number)
+{
+#if TAKES_LATE
+    ptx_mbarrier_arrive_if(&pipe->state->work_loaded[number % WORKS], threadIdx.x % 32 == 0);
+#else
+    (void)pipe, (void)number;
+#endif
+}
+
+/* The load warp, for the block's work tile `number`. In a persistent block it also loads keys and values, after the first tile, because
  * the stages of that tile are free sooner. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
-                       const fa_backward_sm90_params *s)
+                       const fa_backward_sm90_params *s, int number)
 {
     const block_work *w = work_of(pipe);
-    const int end = end_count(w);
+    const int end = end_count(w), late = max(first_count(w), end - s->tiles_ahead);
+    if (w->tiles == 0) say_loaded(pipe, number);
     for (tile_cursor at = first_tile(w); at.count < end; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_q(pipe, s, &at, &kept);
         load_dout(pipe, s, &at, &kept);
+        if (at.count == late) say_loaded(pipe, number);
         if (at.count > first_count(w)) continue;
 #if PERSISTENT
         if (threadIdx.x % 32 == 0) issue_keys(pipe, s, w);
@@ -409,7 +421,7 @@ FA_DEVICE void produce_work_tiles(const pipeline *block, const fa_attention_para
     pipeline own = *block;
 #pragma unroll 1
     for (int n = 0; acquire_work_tile(&own, n); n++) {
-        produce(&own, p, s);
+        produce(&own, p, s, n);
         leave_room(&own, end_count(own.work));
         __syncwarp();
         release_work_tile(&own, n, threadIdx.x % 32 == 0);
@@ -684,65 +696,80 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
 
 #if ORDERED
 
-/* A use of a consumer's buffer: the tile's number in the workspace, and how many key tiles come
- * before the block's. */
+/* The turn of a tile: its number in the workspace, and how many key tiles come before the block's. */
 typedef struct dq_turn {
-    int consumer, use, before;
+    int before;
     int64_t number;
 } dq_turn;
 
+/* That of use `use` of the consumers' buffers. */
 FA_DEVICE dq_turn find_turn(const fa_backward_sm90_params *s, const block_work *w, tile_cursor *at,
-                            int i)
+                            int use)
 {
-    const int use = i / CONSUMERS;
     while (at->count < use - 1) advance(at, w->from, w->to);
-    const dq_turn turn = {i % CONSUMERS, use, tiles_before(w, at->tile), number_of(s, w, at)};
+    const dq_turn turn = {tiles_before(w, at->tile), number_of(s, w, at)};
     return turn;
 }
 
-/* Adds the buffer to the sums, or stores it if it is the first share, so that the sums need not be
- * cleared. */
-FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, const dq_turn *turn)
+/* Waits for dQ of `consumers` consumers, from the first of them on. Adds it to the sums, or stores
+ * it if it is the first share, so that the sums need not be cleared. */
+FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, const dq_turn *turn,
+                      int first, int consumers, int use, bool stores)
 {
-    put_sums(sums_at(s, turn->number, turn->consumer), dq_at(pipe, turn->consumer, turn->use),
-             SUM_BYTES / HEAD_DIM * DQ_COLUMNS, turn->before == 0);
+#pragma unroll
+    for (int c = first; c < first + consumers; c++)
+        ptx_mbarrier_wait(dq_full(pipe->state, c, use), dq_full_parity(use));
+    if (!stores) return;
+    put_sums(sums_at(s, turn->number, first), dq_at(pipe, first, use),
+             SUM_BYTES / CONSUMERS * consumers, turn->before == 0);
+    ptx_bulk_commit();
 }
 
-/* A store warp of an ORDERED variant. Three warps take the consumers' buffers in turn, because a
- * warp takes longer than a tile from its turn at a semaphore to the next warp's turn. While an
- * addition is in progress, the warp checks whether its next turn has come. */
+/* Releases the same buffers. */
+FA_DEVICE void release_dq(const pipeline *pipe, int first, int consumers, int use, bool stores)
+{
+    if (stores) ptx_bulk_wait_read(0);
+#pragma unroll
+    for (int c = first; c < first + consumers; c++)
+        ptx_mbarrier_arrive(dq_empty(pipe->state, c, use));
+}
+
+/* A store warp of an ORDERED variant. The warps take the tiles in turn, because a turn takes longer
+ * than a tile: the addition must be complete before the semaphore is added to, and a fence
+ * comes in between. While an addition is in progress, the warp checks whether its next turn has
+ * come. */
 FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int warp)
 {
-    shared_state *state = pipe->state;
     const block_work *w = work_of(pipe);
-    const bool stores = p->dq.data;
-    const int end = CONSUMERS * (w->tiles + 1);
+    const int first = first_count(w), end = end_count(w) + 1;
+    const uint32_t others = (uint32_t)(warp + STORE_WARPS) - (uint32_t)first % STORE_WARPS;
     tile_cursor at = first_tile(w);
     bool has_come = false;
-    for (int i = warp; i < end; i += STORE_WARPS) {
-        const dq_turn turn = find_turn(s, w, &at, i);
-        if (turn.use > 0 && stores) {
-            if (!has_come)
-                ptx_semaphore_wait(semaphore_at(s, turn.number, turn.consumer), turn.before);
+    for (int use = first + (int)(others % STORE_WARPS); use < end; use += STORE_WARPS) {
+        const dq_turn turn = find_turn(s, w, &at, use);
+        const bool stores = use > first && p->dq.data;
+        int32_t *semaphore = semaphore_at(s, turn.number, 0);
+        if (stores) {
+            if (!has_come) ptx_semaphore_wait(semaphore, turn.before);
             ptx_fence_proxy_async_global();
         }
-        ptx_mbarrier_wait(dq_full(state, turn.consumer, turn.use), dq_full_parity(turn.use));
-        has_come = false;
-        if (turn.use > 0 && stores) {
-            put_dq(pipe, s, &turn);
-            ptx_bulk_commit();
-            if (i + STORE_WARPS < end) {
-                const dq_turn next = find_turn(s, w, &at, i + STORE_WARPS);
-                has_come = ptx_semaphore_is_reached(semaphore_at(s, next.number, next.consumer),
-                                                    next.before);
-            }
-            ptx_bulk_wait_read(0);
+        if (DQ_TOGETHER) put_dq(pipe, s, &turn, 0, CONSUMERS, use, stores);
+        else {
+            put_dq(pipe, s, &turn, 0, 1, use, stores);
+            release_dq(pipe, 0, 1, use, stores);
+            put_dq(pipe, s, &turn, 1, 1, use, stores);
+            release_dq(pipe, 1, 1, use, stores);
         }
-        ptx_mbarrier_arrive(dq_empty(state, turn.consumer, turn.use));
-        if (turn.use > 0 && stores) {
+        has_come = false;
+        if (stores && use + STORE_WARPS < end) {
+            const dq_turn next = find_turn(s, w, &at, use + STORE_WARPS);
+            has_come = ptx_semaphore_is_reached(semaphore_at(s, next.number, 0), next.before);
+        }
+        if (DQ_TOGETHER) release_dq(pipe, 0, CONSUMERS, use, stores);
+        if (stores) {
             ptx_bulk_wait(0);
-            ptx_semaphore_add(semaphore_at(s, turn.number, turn.consumer));
+            ptx_semaphore_add(semaphore);
         }
     }
 }

@@ -35,14 +35,26 @@ FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_par
 }
 
 /* The block's work tile n: the first one by the block's number, the others from a counter. If
- * blocks wait for others that clear sums or store first shares, all come from the counter:
- * then work tiles with lower numbers belong to blocks that have started. */
+ * blocks wait for others, which clear sums, store first shares or add theirs before, all come from
+ * the counter: then work tiles with lower numbers belong to blocks that have started. */
 FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
 {
     if (!s->next_work) return blockIdx.x + n * (int64_t)gridDim.x;
-    const bool waits = s->cleared || s->first_ahead;
+    const bool waits = s->cleared || s->semaphores;
     if (n == 0 && !waits) return blockIdx.x;
     return (waits ? 0 : gridDim.x) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
+}
+
+/* Waits until most of the work tile before has been loaded. Where sums have one order, the blocks of
+ * later key tiles wait for a work tile from when it has been taken: if a block took it as soon as
+ * there is room for its description, they would wait for all of the work tile before as well. */
+FA_DEVICE void wait_until_late(const pipeline *pipe, int n)
+{
+#if TAKES_LATE
+    if (n > 0) ptx_mbarrier_wait(&pipe->state->work_loaded[(n - 1) % WORKS], work_parity(n - 1));
+#else
+    (void)pipe, (void)n;
+#endif
 }
 
 /* The scheduler warp. It describes a work tile while the block computes the previous one. */
@@ -56,9 +68,12 @@ FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
     for (int n = 0; number < p->tasks; n++) {
         block_work *w = &state->works[n % WORKS];
         ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
+        wait_until_late(pipe, n);
         if (leads) number = take_work_tile(s, n);
         number = __shfl_sync(0xffffffff, (uint32_t)number, 0);
+#if CLEARS_AHEAD
         if (number < p->tasks) clear_ahead(s, (int)number);
+#endif
         if (leads) {
             describe(p, s, number, before, w);
             ptx_mbarrier_arrive(&state->work_full[n % WORKS]);

@@ -192,8 +192,9 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90
 
 #if ORDERED
 
-/* The same if the blocks of the first heads ascend: one head after the other, and a head's blocks
- * take its key tiles from the last to the first. The blocks of the other heads take turns. */
+/* The same if the blocks of the first heads ascend: `ascending_together` heads take turns, and a
+ * head's blocks take its key tiles from the last to the first. Then the blocks of the other heads
+ * take turns. */
 FA_DEVICE int64_t find_ordered_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                     int64_t block, bool *ascends)
 {
@@ -201,8 +202,11 @@ FA_DEVICE int64_t find_ordered_task(const fa_attention_params *p, const fa_backw
     *ascends = rest < 0;
     if (first == 0) return find_task(p, s, block);
     if (rest < 0) {
-        const int64_t head = fa_divide(block, p->tiles);
-        return (2 * head + 1) * p->tiles - 1 - block;
+        const int64_t together = s->ascending_together,
+                      group = fa_divide(block, together * p->tiles), head = group * together;
+        const int64_t heads = fa_min64(together, s->heads_ascending - head),
+                      own = block - head * p->tiles, tile = fa_divide(own, heads);
+        return (head + own - tile * heads + 1) * p->tiles - 1 - tile;
     }
     const int64_t tile = fa_divide(rest, s->heads_together);
     return first + (rest - tile * s->heads_together) * p->tiles + tile;
@@ -384,7 +388,8 @@ FA_DEVICE int cleared_parity(const block_work *w)
 
 FA_DEVICE tile_cursor first_tile(const block_work *w)
 {
-    const tile_cursor at = {0, 0, w->ascends ? w->from : w->to - 1, w->ascends ? 1 : -1};
+    const tile_cursor at = {first_count(w), 0, w->ascends ? w->from : w->to - 1,
+                            w->ascends ? 1 : -1};
     return at;
 }
 

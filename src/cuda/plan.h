@@ -66,9 +66,10 @@ typedef struct fa_cuda_backward_sm90_launch {
     size_t delta_offset;         /* of prepare: where it leaves delta; 0: nobody wants it */
     bool ordered;                /* sums have one order, by semaphores; then: */
     int64_t heads_ascending;     /* as in fa_backward_sm90_params */
-    bool first_stored;           /* the same; in any order, first blocks run ahead */
-    size_t semaphores_offset;    /* where they are in the workspace, in both cases */
-    size_t counter_offset;       /* of work tiles that persistent blocks have taken; 0: none */
+    int64_t ascending_together;
+    bool first_stored;        /* the same; in any order, first blocks run ahead */
+    size_t semaphores_offset; /* where they are in the workspace, in both cases */
+    size_t counter_offset;    /* of work tiles that persistent blocks have taken; 0: none */
     int64_t heads_together, items_together; /* as in fa_backward_sm90_params */
     int splits;                             /* the same: */
     int keys, head_dim, value_dim;

@@ -63,6 +63,15 @@ static void set_left(const fa_problem *p, const fa_cuda_backward_sm90_launch *x,
     left->ds = at + left_counter_bytes(x->left.units);
 }
 
+/* How many query tiles of its work tile a persistent block has not loaded when it takes the next one. With 16, the next one's
+ * description and first loads come in time. Where blocks ascend, those behind a work tile wait for it from when it has been taken
+ * (head dim 64 on an H200, rate over that of sums in any order: n 1k causal with 4 tiles 1.01, with 8 tiles 0.45; without a mask
+ * 0.96, 1.01). */
+static int32_t count_tiles_ahead(const fa_cuda_backward_sm90_launch *x)
+{
+    return x->heads_ascending > 0 ? 4 : 16;
+}
+
 bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                   fa_cuda_encoder *encode, fa_backward_sm90_params *params,
                                   fa_cuda_fault *fault)
@@ -102,6 +111,8 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->sum_tiles = x->sum_tiles;
     params->prepared_tiles = ahead ? x->groups_ahead * x->group_tiles : INT32_MAX;
     params->heads_ascending = x->heads_ascending;
+    params->ascending_together = x->ascending_together;
+    params->tiles_ahead = count_tiles_ahead(x);
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
     params->splits = x->splits;
@@ -364,9 +375,17 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
 }
 
+/* Heads whose queries, dout and sums of dq the L2 cache holds, at least one and at most `wanted`. */
+static int64_t count_heads_in_l2(const fa_problem *p, const fa_variant *v,
+                                 const fa_cuda_device *device, int64_t wanted)
+{
+    const int64_t bytes = p->rows_q * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
+    const int64_t fit = bytes > 0 ? device->l2_bytes / bytes : wanted;
+    return fit < 1 ? 1 : fit < wanted ? fit : wanted;
+}
+
 /* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
- * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. What
- * the heads' blocks go through, queries, dout and the sums of dq, stays in half of the L2 cache. */
+ * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. */
 static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_launch *l,
                                     const fa_cuda_device *device)
 {
@@ -374,9 +393,7 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
     if (l->tasks == 0) return 1;
     const int64_t half = (l->tiles + 1) / 2, at_once = half < 8 ? half : 8;
     const int64_t heads = l->tasks / l->tiles, wanted = count_takers(v, device) / at_once + 1;
-    const int64_t bytes = p->rows_q * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
-    const int64_t fit = bytes > 0 ? device->l2_bytes / 2 / bytes : wanted;
-    const int64_t most = fit < 1 ? 1 : fit < wanted ? fit : wanted;
+    const int64_t most = count_heads_in_l2(p, v, device, wanted);
     const int64_t groups = (heads + most / 2) / most;
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
@@ -454,6 +471,8 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->ordered = is_ordered(p);
     own->first_stored = own->ordered ? v->ordered : runs_first_ahead(p, main, own);
     own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
+    /* A block that follows another one's additions then starts some tiles later. */
+    own->ascending_together = count_heads_in_l2(p, v, device, 4);
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together = own->ordered ? count_heads_together(p, main, device)
@@ -706,20 +725,26 @@ const fa_cuda_family fa_cuda_backward_sm90 = {
 };
 
 /* Families of plain problems. */
-static bool refuse_order_and_options(const fa_problem *p, char *why, size_t size)
+static bool refuse_order(const fa_problem *p, char *why, size_t size)
 {
-    if (!find_options(p) && !is_ordered(p)) return false;
-    fa_cuda_say(why, size, "%s",
-                is_ordered(p) ? "options.flags ask for sums in one order"
-                              : "an option changes scores or weights");
+    if (!is_ordered(p)) return false;
+    fa_cuda_say(why, size, "options.flags ask for sums in one order");
+    return true;
+}
+
+static bool refuse_score_options(const fa_problem *p, char *why, size_t size)
+{
+    if (!find_options(p)) return false;
+    fa_cuda_say(why, size, "an option changes scores or weights");
     return true;
 }
 
 static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                             char *why, size_t size)
 {
-    return !refuse_order_and_options(p, why, size) && !refuse_head_dims(p, 128, why, size) &&
-           plan_backward(p, device, plan, why, size);
+    const bool has_order = p->d <= 64 && p->d_v <= 64;
+    return (has_order || !refuse_order(p, why, size)) && !refuse_score_options(p, why, size) &&
+           !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
 }
 
 /* Whether each head has one key tile, and few query tiles. */
@@ -770,8 +795,9 @@ static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, c
 static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *device,
                                  fa_cuda_plan *plan, char *why, size_t size)
 {
-    return !refuse_order_and_options(p, why, size) && !refuse_head_dims(p, 128, why, size) &&
-           !refuse_packed(p, why, size) && plan_backward(p, device, plan, why, size);
+    return !refuse_order(p, why, size) && !refuse_score_options(p, why, size) &&
+           !refuse_head_dims(p, 128, why, size) && !refuse_packed(p, why, size) &&
+           plan_backward(p, device, plan, why, size);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90_joined = {

@@ -1073,8 +1073,8 @@ static void test_order(void)
 
     static const struct {
         int64_t batch, heads, n, together;
-    } cases[] = {{4, 16, 4096, 8}, {16, 16, 1024, 29}, {1, 16, 16384, 1}, {1, 1, 4096, 1},
-                 {1, 5, 64, 5},    {1, 1000, 64, 125}, {3, 7, 2048, 21}};
+    } cases[] = {{4, 16, 4096, 16}, {16, 16, 1024, 32}, {1, 16, 16384, 4}, {1, 1, 4096, 1},
+                 {1, 5, 64, 5},     {1, 1000, 64, 125}, {3, 7, 2048, 21}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
         p.deterministic = true;
@@ -1088,11 +1088,13 @@ static void test_order(void)
     static const struct {
         int64_t batch, heads, n, d, window;
         bool invariant;
-        int64_t ascending, together;
-    } causal[] = {{4, 16, 4096, 128, -1, false, 59, 5},  {16, 16, 1024, 64, -1, false, 239, 17},
-                  {1, 16, 16384, 128, -1, false, 14, 2}, {1, 2, 16384, 128, -1, false, 0, 1},
-                  {1, 1, 4096, 128, -1, true, 1, 0},     {4, 16, 4096, 128, -1, true, 64, 0},
-                  {4, 16, 4096, 128, 100, false, 0, 8},  {4, 16, 4096, 192, -1, false, 0, 5}};
+        int64_t ascending, together, ascending_together;
+    } causal[] = {
+        {4, 16, 4096, 128, -1, false, 59, 5, 4},  {16, 16, 1024, 64, -1, false, 239, 17, 4},
+        {1, 16, 16384, 128, -1, false, 14, 2, 3}, {1, 2, 16384, 128, -1, false, 0, 2, 3},
+        {1, 1, 4096, 128, -1, true, 1, 0, 4},     {4, 16, 4096, 128, -1, true, 64, 0, 4},
+        {1, 4, 65536, 128, -1, false, 2, 2, 1},   {4, 16, 4096, 128, 100, false, 0, 16, 4},
+        {4, 16, 4096, 192, -1, false, 0, 10, 4}};
     for (size_t i = 0; i < sizeof causal / sizeof causal[0]; i++) {
         p = make_half_backward(causal[i].batch, causal[i].heads, causal[i].n);
         p.d = p.d_v = causal[i].d;
@@ -1101,10 +1103,14 @@ static void test_order(void)
         p.deterministic = !causal[i].invariant;
         p.batch_invariant = causal[i].invariant;
         plan = plan_apart(&p);
-        const fa_cuda_backward_sm90_launch *l = find_sm90(&plan);
+        const fa_cuda_plan_launch *persistent = FIND(&plan, backward_sm90_persistent);
+        const fa_cuda_backward_sm90_launch *l =
+            persistent ? &persistent->backward_sm90 : find_sm90(&plan);
         CHECK(l->heads_ascending == causal[i].ascending && l->heads_together == causal[i].together,
               "case %zu: %lld heads ascend, %lld take turns", i, (long long)l->heads_ascending,
               (long long)l->heads_together);
+        CHECK(l->ascending_together == causal[i].ascending_together, "case %zu: %lld heads", i,
+              (long long)l->ascending_together);
         CHECK(l->first_stored == (causal[i].d <= 128), "case %zu", i);
     }
 
@@ -1164,7 +1170,9 @@ static void test_persistent(void)
     p.d = p.d_v = 64;
     CHECK(plan_of(&p, device).family == family, "head dim 64");
     p.deterministic = true;
-    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 64, one order");
+    plan = plan_of(&p, device);
+    l = FIND(&plan, backward_sm90_persistent);
+    CHECK(plan.family == family && l && fa_variants[l->variant].ordered, "head dim 64, one order");
     p = make_half_backward(1, 2, 256); /* fewer work tiles than multiprocessors */
     CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why), "%s", why);
     l = FIND(&plan, backward_sm90_persistent);
