@@ -162,6 +162,7 @@ typedef struct fa_backward_sm90_params {
     int32_t sum_tiles, prepared_tiles; /* all; the first ones, which prepare clears */
     int32_t sums_transposed;           /* sums are in the order of DQ_TRANSPOSED */
     int64_t ascending_together;        /* of heads_ascending: those whose blocks take turns */
+    int32_t counts_pairs; /* where sums have one order: two tiles of dQ are counted together */
     /* Where sums have one order: a persistent block takes its next work tile when so many query
      * tiles, or fewer, of the one before have not been loaded. */
     int32_t tiles_ahead;

@@ -734,19 +734,41 @@ FA_DEVICE void release_dq(const pipeline *pipe, int first, int consumers, int us
         ptx_mbarrier_arrive(dq_empty(pipe->state, c, use));
 }
 
+/* Whether a store warp counts two tiles at a time. */
+FA_DEVICE bool counts_pairs(const fa_backward_sm90_params *s)
+{
+    return DQ_TOGETHER && s->counts_pairs;
+}
+
+/* The first use, from `first` on, that a store warp serves. */
+FA_DEVICE int find_first_use(const fa_backward_sm90_params *s, int first, int warp)
+{
+    const int bits = counts_pairs(s), turn = first >> bits;
+    const uint32_t later = (uint32_t)(warp + STORE_WARPS) - (uint32_t)turn % STORE_WARPS;
+    return max(first, (turn + (int)(later % STORE_WARPS)) << bits);
+}
+
+/* The use that the same store warp serves after `use`. */
+FA_DEVICE int find_next_use(const fa_backward_sm90_params *s, int use)
+{
+    if (!counts_pairs(s)) return use + STORE_WARPS;
+    return use % 2 == 0 ? use + 1 : use + 2 * STORE_WARPS - 1;
+}
+
 /* A store warp of an ORDERED variant. The warps take the tiles in turn, because a turn takes longer
- * than a tile: the addition must be complete before the semaphore is added to, and a fence
- * comes in between. While an addition is in progress, the warp checks whether its next turn has
- * come. */
+ * than a tile: the additions must be complete before the semaphore is added to, and a fence comes
+ * in between. In long sequences two tiles share this. While an addition is in progress, the warp
+ * checks whether its next turn has come. */
 FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int warp)
 {
     const block_work *w = work_of(pipe);
     const int first = first_count(w), end = end_count(w) + 1;
-    const uint32_t others = (uint32_t)(warp + STORE_WARPS) - (uint32_t)first % STORE_WARPS;
+    const bool pairs = counts_pairs(s);
     tile_cursor at = first_tile(w);
+    int32_t *uncounted = NULL; /* the semaphore of a tile that is counted with the next one */
     bool has_come = false;
-    for (int use = first + (int)(others % STORE_WARPS); use < end; use += STORE_WARPS) {
+    for (int use = find_first_use(s, first, warp); use < end; use = find_next_use(s, use)) {
         const dq_turn turn = find_turn(s, w, &at, use);
         const bool stores = use > first && p->dq.data;
         int32_t *semaphore = semaphore_at(s, turn.number, 0);
@@ -762,15 +784,20 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
             release_dq(pipe, 1, 1, use, stores);
         }
         has_come = false;
-        if (stores && use + STORE_WARPS < end) {
+        if (stores && !pairs && use + STORE_WARPS < end) {
             const dq_turn next = find_turn(s, w, &at, use + STORE_WARPS);
             has_come = ptx_semaphore_is_reached(semaphore_at(s, next.number, 0), next.before);
         }
         if (DQ_TOGETHER) release_dq(pipe, 0, CONSUMERS, use, stores);
-        if (stores) {
-            ptx_bulk_wait(0);
-            ptx_semaphore_add(semaphore);
+        if (!stores) continue;
+        if (pairs && use % 2 == 0 && use + 1 < end) {
+            uncounted = semaphore;
+            continue;
         }
+        ptx_bulk_wait(0);
+        if (uncounted) ptx_semaphores_add(uncounted, semaphore);
+        else ptx_semaphore_add(semaphore);
+        uncounted = NULL;
     }
 }
 

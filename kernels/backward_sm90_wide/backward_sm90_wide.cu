@@ -34,7 +34,13 @@
 enum { WARPGROUP_LOAD, WARPGROUP_DV, WARPGROUP_DK, WARPGROUP_DQ };
 
 /* The warps of the first warpgroup. */
-enum { WARP_KEYS_AND_QUERIES, WARP_VALUES_AND_DOUT, WARP_SEND_DS, WARP_CLEAR };
+enum {
+    WARP_KEYS_AND_QUERIES,
+    WARP_VALUES_AND_DOUT,
+    WARP_SEND_DS,
+    WARP_TURNS,
+    WARP_CLEAR = WARP_TURNS /* sums are cleared, or they have one order */
+};
 
 FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     backward_sm90_wide(const __grid_constant__ fa_backward_params p,
@@ -59,6 +65,10 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
         } else if (warp == WARP_KEYS_AND_QUERIES) load_keys_and_queries(&pipe, &p.a, &s);
         else if (warp == WARP_VALUES_AND_DOUT) load_values_and_dout(&pipe, &p.a, &s);
         else if (warp == WARP_SEND_DS && threadIdx.x % 32 == 0) send_ds(&pipe);
+#if TURNS_APART
+        else if (warp == WARP_TURNS && threadIdx.x % 32 == 0 && is_ordered(&p, &s))
+            take_turns(&pipe, &s);
+#endif
     } else if (warpgroup == WARPGROUP_DV) {
         ptx_increase_registers(DV_REGISTERS);
         compute_dv(&pipe, &p);

@@ -104,13 +104,60 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
  * waits only for blocks of lower numbers, which start no later and do not wait for it. One thread
  * waits and adds to the semaphore for all. The barriers order the other threads' additions after
  * its wait and before its own addition to the semaphore. */
+FA_DEVICE bool is_ordered(const fa_backward_params *p, const fa_backward_sm90_params *s)
+{
+    return s->semaphores && p->dq.data;
+}
+
+/* The number of a tile in the workspace, and the semaphore of its sums. */
+FA_DEVICE int64_t find_number(const fa_backward_sm90_params *s, const block_work *w,
+                              const tile_cursor *at)
+{
+    return w->number + at->head * s->q_tiles + at->tile;
+}
+
+FA_DEVICE int32_t *find_semaphore(const fa_backward_sm90_params *s, int64_t number)
+{
+    return s->semaphores + number * FA_BACKWARD_SM90_SEMAPHORES + THIS_BLOCK;
+}
+
+#if TURNS_APART
+
+/* The thread that waits and adds to the semaphore: not one of the dQ warpgroup, which would lose
+ * more than a tile's time, until it has read the semaphore and until its additions are visible to
+ * other blocks. It looks whether the next turn has come while the warpgroup multiplies. */
+FA_DEVICE void take_turns(const pipeline *pipe, const fa_backward_sm90_params *s)
+{
+    shared_state *state = pipe->state;
+    const block_work *w = work_of(pipe);
+    tile_cursor next = first_tile(w);
+    bool has_come = false;
+    while (next.count < w->tiles) {
+        const tile_cursor at = next;
+        int32_t *semaphore = find_semaphore(s, find_number(s, w, &at));
+        if (!has_come) {
+            ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
+            ptx_mbarrier_arrive(&state->turn_full);
+        }
+        advance(&next, w->from, w->to);
+        has_come = next.count < w->tiles &&
+                   ptx_semaphore_is_reached(find_semaphore(s, find_number(s, w, &next)),
+                                            tiles_before(w, next.tile));
+        ptx_mbarrier_wait(&state->turn_empty, at.count & 1);
+        if (has_come) ptx_mbarrier_arrive(&state->turn_full);
+        ptx_semaphore_add(semaphore);
+    }
+}
+
+#endif
+
 FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
                           const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
     const block_work *w = &state->works[0];
     const int thread = threadIdx.x % WARPGROUP;
-    const bool ordered = s->semaphores && p->dq.data;
+    const bool ordered = is_ordered(p, s);
     const uint32_t base = first_descriptor(pipe);
     if (w->tiles == 0) return;
     wait_for_k(pipe, &p->a);
@@ -122,9 +169,15 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
     }
 #endif
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
-        const int64_t number = w->number + at.head * s->q_tiles + at.tile;
+        const int64_t number = find_number(s, w, &at);
         float *to = p->dq.data ? s->sums + number * (SUM_BYTES / 4) + 4 * thread : 0;
-        int32_t *semaphore = s->semaphores + number * FA_BACKWARD_SM90_SEMAPHORES + THIS_BLOCK;
+#if TURNS_APART
+        ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
+        if (ordered) ptx_mbarrier_wait(&state->turn_full, at.count & 1);
+        add_dq(pipe, base, at.count, to);
+        if (ordered) ptx_mbarrier_arrive(&state->turn_empty);
+#else
+        int32_t *semaphore = find_semaphore(s, number);
         if (ordered && thread == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
         ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
         if (ordered) ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
@@ -133,6 +186,7 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
             ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
             if (thread == 0) ptx_semaphore_add(semaphore);
         }
+#endif
     }
 }
 

@@ -12,6 +12,7 @@
  *   p_full, p_empty       a tile of weights               warpgroup dV           dK
  *   ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           dQ of both blocks
  *   ds_received           of them the peer's part         the peer's send warp   -
+ *   turn_full, _empty     a turn to add dQ to sums        warp 3                 warpgroup dQ
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
@@ -46,6 +47,9 @@ typedef struct shared_state {
     uint64_t p_full, p_empty;
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
     uint64_t peer_k_loaded, ds_received[DS_BUFFERS];
+#if TURNS_APART
+    uint64_t turn_full, turn_empty; /* if sums have one order */
+#endif
     block_work works[1];
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are cleared */
@@ -114,6 +118,10 @@ FA_DEVICE void init_barriers(shared_state *state)
         ptx_mbarrier_init(&state->ds_received[i], 1);
     }
     ptx_mbarrier_init(&state->peer_k_loaded, 1);
+#if TURNS_APART
+    ptx_mbarrier_init(&state->turn_full, 1);
+    ptx_mbarrier_init(&state->turn_empty, WARPGROUP);
+#endif
     ptx_mbarrier_init_fence();
 }
 

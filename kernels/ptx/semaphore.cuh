@@ -51,6 +51,16 @@ FA_DEVICE void ptx_semaphore_add(int32_t *semaphore)
         : "memory");
 }
 
+/* The same for two semaphores, with one fence. */
+FA_DEVICE void ptx_semaphores_add(int32_t *one, int32_t *two)
+{
+    asm volatile("fence.acq_rel.gpu;\n"
+                 "red.relaxed.gpu.global.add.s32 [%0], 1;\n"
+                 "red.relaxed.gpu.global.add.s32 [%1], 1;" ::"l"(__cvta_generic_to_global(one)),
+                 "l"(__cvta_generic_to_global(two))
+                 : "memory");
+}
+
 /* The same for a counter to which many threads add before others wait for all of them. */
 FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
 {

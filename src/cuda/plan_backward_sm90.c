@@ -63,15 +63,6 @@ static void set_left(const fa_problem *p, const fa_cuda_backward_sm90_launch *x,
     left->ds = at + left_counter_bytes(x->left.units);
 }
 
-/* How many query tiles of its work tile a persistent block has not loaded when it takes the next one. With 16, the next one's
- * description and first loads come in time. Where blocks ascend, those behind a work tile wait for it from when it has been taken
- * (head dim 64 on an H200, rate over that of sums in any order: n 1k causal with 4 tiles 1.01, with 8 tiles 0.45; without a mask
- * 0.96, 1.01). */
-static int32_t count_tiles_ahead(const fa_cuda_backward_sm90_launch *x)
-{
-    return x->heads_ascending > 0 ? 4 : 16;
-}
-
 bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                   fa_cuda_encoder *encode, fa_backward_sm90_params *params,
                                   fa_cuda_fault *fault)
@@ -112,7 +103,8 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->prepared_tiles = ahead ? x->groups_ahead * x->group_tiles : INT32_MAX;
     params->heads_ascending = x->heads_ascending;
     params->ascending_together = x->ascending_together;
-    params->tiles_ahead = count_tiles_ahead(x);
+    params->counts_pairs = x->counts_pairs;
+    params->tiles_ahead = x->tiles_ahead;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
     params->splits = x->splits;
@@ -191,7 +183,12 @@ static bool has_room(const fa_variant *v, const fa_problem *p)
     return p->d <= find_columns(v) && p->d_v <= find_columns(v);
 }
 
-static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batch_invariant; }
+/* Whether blocks must take turns, so that sums of dq have one order. With one key tile each of them has one share; but another
+ * kernel would give other bits than with more keys. */
+static bool is_ordered(const fa_problem *p)
+{
+    return (p->deterministic && p->rows_k > FA_BACKWARD_SM90_KEYS) || p->batch_invariant;
+}
 
 /* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
 static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
@@ -375,17 +372,23 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
 }
 
-/* Heads whose queries, dout and sums of dq the L2 cache holds, at least one and at most `wanted`. */
-static int64_t count_heads_in_l2(const fa_problem *p, const fa_variant *v,
-                                 const fa_cuda_device *device, int64_t wanted)
+/* Heads whose queries, dout and sums of dq fit into so much of the L2 cache. */
+static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t l2_bytes)
 {
     const int64_t bytes = p->rows_q * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
-    const int64_t fit = bytes > 0 ? device->l2_bytes / bytes : wanted;
-    return fit < 1 ? 1 : fit < wanted ? fit : wanted;
+    return bytes > 0 ? l2_bytes / bytes : INT64_MAX;
+}
+
+static int64_t clamp(int64_t x, int64_t least, int64_t most)
+{
+    return x < least ? least : x > most ? most : x;
 }
 
 /* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
- * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. */
+ * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. What
+ * the heads' blocks go through stays in half of the L2 cache. Blocks of head dim 128 wait so often that all of it is better (rate
+ * over that of sums in any order: a window of 1,024 keys 0.89 and 0.97; n 16k without a mask, one head, 0.94, four, 0.97; head dim
+ * 64 there with three heads 1.00, with seven 0.94). */
 static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_launch *l,
                                     const fa_cuda_device *device)
 {
@@ -393,7 +396,8 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
     if (l->tasks == 0) return 1;
     const int64_t half = (l->tiles + 1) / 2, at_once = half < 8 ? half : 8;
     const int64_t heads = l->tasks / l->tiles, wanted = count_takers(v, device) / at_once + 1;
-    const int64_t most = count_heads_in_l2(p, v, device, wanted);
+    const int64_t most = clamp(
+        count_heads_in(p, v, device->l2_bytes / (v->ordered && !v->persistent ? 1 : 2)), 3, wanted);
     const int64_t groups = (heads + most / 2) / most;
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
@@ -448,6 +452,18 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     return heads > left ? heads - left : 0;
 }
 
+/* Those of them whose blocks take turns, so that a block starts later than the one whose additions it follows. For persistent
+ * blocks and short sequences they make two rounds of blocks, so that nobody waits (head dim 64, rate over that of sums in any
+ * order: n 256 with 4 heads 0.91, with 128 0.97; n 512 with 4 0.96, with 64 0.985; n 4k with 1 head 0.95, with 4 0.97; n 16k with
+ * 1, 4 and 8 heads 0.97, 0.99, 0.92, where 8 do not fit into the L2 cache. Head dim 128, n 512: with 4 0.98, with 66 0.94). */
+static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                        const fa_cuda_device *device)
+{
+    const fa_variant *v = &fa_variants[l->variant];
+    const int64_t most = v->persistent && l->tiles <= 4 ? count_heads_of_rounds(l, device, 200) : 4;
+    return l->tasks > 0 ? clamp(count_heads_in(p, v, device->l2_bytes), 1, most) : 1;
+}
+
 /* Where sums have any order: whether a head's first block, whose keys all query tiles see, stores its
  * shares, and the others follow it. Then nobody clears the sums, and fewer shares are added. The blocks
  * must have one query head, for others would get ahead of the first one. In long sequences the others
@@ -471,8 +487,10 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->ordered = is_ordered(p);
     own->first_stored = own->ordered ? v->ordered : runs_first_ahead(p, main, own);
     own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
-    /* A block that follows another one's additions then starts some tiles later. */
-    own->ascending_together = count_heads_in_l2(p, v, device, 4);
+    own->ascending_together = count_ascending_together(p, main, device);
+    own->counts_pairs =
+        own->ordered && prepare->tiles >= (shrinks(p) ? 128 : 64) && p->window_left < 0;
+    own->tiles_ahead = own->heads_ascending > 0 ? 4 : 8;
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together = own->ordered ? count_heads_together(p, main, device)

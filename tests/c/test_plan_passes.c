@@ -1073,8 +1073,8 @@ static void test_order(void)
 
     static const struct {
         int64_t batch, heads, n, together;
-    } cases[] = {{4, 16, 4096, 16}, {16, 16, 1024, 32}, {1, 16, 16384, 4}, {1, 1, 4096, 1},
-                 {1, 5, 64, 5},     {1, 1000, 64, 125}, {3, 7, 2048, 21}};
+    } cases[] = {{4, 16, 4096, 16}, {16, 16, 1024, 32},  {1, 16, 16384, 4}, {1, 1, 4096, 1},
+                 {1, 5, 192, 5},    {1, 1000, 192, 125}, {3, 7, 2048, 21}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
         p.deterministic = true;
@@ -1094,7 +1094,7 @@ static void test_order(void)
         {1, 16, 16384, 128, -1, false, 14, 2, 3}, {1, 2, 16384, 128, -1, false, 0, 2, 3},
         {1, 1, 4096, 128, -1, true, 1, 0, 4},     {4, 16, 4096, 128, -1, true, 64, 0, 4},
         {1, 4, 65536, 128, -1, false, 2, 2, 1},   {4, 16, 4096, 128, 100, false, 0, 16, 4},
-        {4, 16, 4096, 192, -1, false, 0, 10, 4}};
+        {4, 16, 4096, 192, -1, false, 0, 5, 4},   {64, 16, 256, 64, -1, false, 958, 66, 132}};
     for (size_t i = 0; i < sizeof causal / sizeof causal[0]; i++) {
         p = make_half_backward(causal[i].batch, causal[i].heads, causal[i].n);
         p.d = p.d_v = causal[i].d;
@@ -1113,6 +1113,37 @@ static void test_order(void)
               (long long)l->ascending_together);
         CHECK(l->first_stored == (causal[i].d <= 128), "case %zu", i);
     }
+
+    static const struct {
+        int64_t n, window;
+        bool causal, pairs;
+        int ahead;
+    } turns[] = {{4096, -1, false, true, 8},
+                 {4000, -1, false, false, 8},
+                 {4096, -1, true, false, 4},
+                 {8192, -1, true, true, 4},
+                 {8192, 100, true, false, 8}};
+    for (size_t i = 0; i < sizeof turns / sizeof turns[0]; i++) {
+        p = make_half_backward(1, 32, turns[i].n);
+        p.d = p.d_v = 64;
+        p.causal = turns[i].causal;
+        p.window_left = turns[i].window;
+        p.deterministic = true;
+        plan = plan_apart(&p);
+        const fa_cuda_backward_sm90_launch *l =
+            &FIND(&plan, backward_sm90_persistent)->backward_sm90;
+        CHECK(l->counts_pairs == turns[i].pairs && l->tiles_ahead == turns[i].ahead,
+              "case %zu: pairs %d, %d tiles", i, l->counts_pairs, (int)l->tiles_ahead);
+    }
+
+    /* One key tile needs no order, except that a batch item's bits are those of one kernel. */
+    p = make_half_backward(1, 32, 128);
+    p.deterministic = true;
+    plan = plan_apart(&p);
+    CHECK(!FIND(&plan, backward_sm90_persistent)->backward_sm90.ordered, "one key tile");
+    p.batch_invariant = true;
+    plan = plan_apart(&p);
+    CHECK(find_sm90(&plan)->ordered, "one key tile, batch-invariant");
 
     p = make_half_backward(2, 8, 2048);
     p.d = p.d_v = 128;

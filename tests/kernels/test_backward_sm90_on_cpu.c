@@ -395,6 +395,15 @@ static void leave_little_room(fa_cuda_plan *plan)
             plan->launches[i].backward_sm90.left.room = 1;
 }
 
+/* Sequences are too short for two tiles of dQ to be counted together; half of the problems do it. */
+static void choose_turns(fa_cuda_plan *plan, int64_t number)
+{
+    for (int i = 0; i < plan->count; i++) {
+        plan->launches[i].backward_sm90.counts_pairs = number % 2;
+        plan->launches[i].backward_sm90.tiles_ahead = 1 + (int32_t)(number / 2 % 4);
+    }
+}
+
 static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
 {
     if (m->otherwise != call->run) m->compared = false;
@@ -412,6 +421,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (m->ordered && m->otherwise) ordered++;
     /* In all problems that support it. */
     fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2);
+    choose_turns(&plan, m->number);
     /* `summed` is one less than units. */
     if (alone && m->otherwise) leave_little_room(&plan);
     m->leaves_ds = false;

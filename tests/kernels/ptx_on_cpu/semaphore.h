@@ -18,6 +18,12 @@ FA_DEVICE bool ptx_semaphore_is_reached(const int32_t *semaphore, int count)
 
 FA_DEVICE void ptx_semaphore_add(int32_t *semaphore) { hopper_semaphore_add(semaphore); }
 
+FA_DEVICE void ptx_semaphores_add(int32_t *one, int32_t *two)
+{
+    hopper_semaphore_add(one);
+    hopper_semaphore_add(two);
+}
+
 FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
 {
     hopper_counter_wait(counter, count);
