@@ -15,23 +15,20 @@ def random(*shape, dtype=torch.bfloat16):
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [{}, {"causal": True}, {"window": (200, 100)}, {"softcap": 10.0}],
-    ids=["full", "causal", "window", "softcap"],
-)
-@pytest.mark.parametrize("dim", [64, 128, 192, 256, 320])
-def test_deterministic_gradients_repeat(dim, mask):
-    """Each head dim has another kernel. Concurrent work changes the order in which blocks run."""
-    length, heads = 1000, 6
+def check_repeats(length, dim, repeats, **mask):
+    """Deterministic gradients are those of any order but for rounding, and the same bits each time.
+    Concurrent work changes the order in which blocks run."""
+    heads = 6
     q, k, v = (random(2, length, n, dim).requires_grad_() for n in (heads, heads // 2, heads // 2))
     out = flashattn.attention(q, k, v, deterministic=True, **mask)
     dout = torch.randn_like(out)
     expected = torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
-    assert all(x.isfinite().all() for x in expected)
+    any_order = torch.autograd.grad(flashattn.attention(q, k, v, **mask), (q, k, v), dout)
+    for x, y in zip(expected, any_order):
+        assert x.isfinite().all() and (x - y).norm() < 0.01 * y.norm()
     beside, side = random(1024, 1024), torch.cuda.Stream()
     different = torch.zeros((), dtype=torch.int64, device="cuda")
-    for i in range(REPEATS // 4):
+    for i in range(repeats):
         if i % 2:
             with torch.cuda.stream(side):
                 beside @ beside
@@ -39,6 +36,26 @@ def test_deterministic_gradients_repeat(dim, mask):
         for x, y in zip(gradients, expected):
             different += (x != y).sum()
     assert different.item() == 0
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [{}, {"causal": True}, {"window": (200, 100)}, {"softcap": 10.0}],
+    ids=["full", "causal", "window", "softcap"],
+)
+@pytest.mark.parametrize("dim", [64, 128, 192, 256, 320])
+def test_deterministic_gradients_repeat(dim, mask):
+    """Each head dim has another kernel."""
+    check_repeats(1000, dim, REPEATS // 4, **mask)
+
+
+@pytest.mark.parametrize(
+    "length, mask", [(130, {"causal": True}), (4200, {}), (8300, {"causal": True})]
+)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_deterministic_gradients_of_other_lengths_repeat(dim, length, mask):
+    """Short rows and long ones take turns in other ways."""
+    check_repeats(length, dim, REPEATS // 20, **mask)
 
 
 def training_step(q, k, v, dout):
