@@ -28,6 +28,12 @@ enum {
     SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM)
 };
 
+/* The row's log-sum-exp; -infinity after the last query. */
+FA_DEVICE float load_row_lse(const fa_backward_params *p, const fa_tile *t, int64_t i)
+{
+    return i < t->n_q ? p->a.lse[fa_row_index(&p->a, t, i)] : -INFINITY;
+}
+
 /* The log-sum-exp becomes infinity for rows whose weights must be 0: those without keys, and those
  * after the last query. If the caller's log-sum-exp is infinity, then the scores are infinite and
  * weights are NaN. */
@@ -74,7 +80,7 @@ FA_DEVICE void prepare_passes(const fa_backward_params *p, const fa_backward_sm8
     float lse[TOGETHER];
 #pragma unroll
     for (int pass = 0; pass < TOGETHER && LSE_EARLY; pass++)
-        lse[pass] = lane == 0 ? fa_load_lse(&p->a, t, t->first + first + pass * ROWS_A_PASS) : 0.0f;
+        lse[pass] = lane == 0 ? load_row_lse(p, t, t->first + first + pass * ROWS_A_PASS) : 0.0f;
 #pragma unroll
     for (int n = 0; n < TOGETHER * VECTORS; n++) {
         const int pass = n / VECTORS, vector = n % VECTORS,
@@ -100,7 +106,7 @@ FA_DEVICE void prepare_passes(const fa_backward_params *p, const fa_backward_sm8
         for (int other = LANES / 2; other > 0; other /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, other);
         if (lane != 0) continue;
-        if (!LSE_EARLY) lse[pass] = fa_load_lse(&p->a, t, t->first + row);
+        if (!LSE_EARLY) lse[pass] = load_row_lse(p, t, t->first + row);
         rows[row] = prepare_row(p, s, t, t->first + row, lse[pass], sum);
     }
 }
@@ -124,7 +130,7 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_
         const int64_t i = t->first + r;
         const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
         if (threadIdx.x % 32 == 0)
-            rows[r] = prepare_row(p, s, t, i, fa_load_lse(&p->a, t, i), product);
+            rows[r] = prepare_row(p, s, t, i, load_row_lse(p, t, i), product);
     }
 }
 

@@ -203,8 +203,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm
                                const row_slice *slice, float *rows)
 {
     const row_steps dout = find_rows(&p->dout, slice, 0), out = find_rows(&p->a.out, slice, 0);
-    const int64_t left = slice->tile.n_q - slice->tile.first,
-                  at = fa_row_index(&p->a, &slice->tile, slice->tile.first);
+    const int64_t left = slice->tile.n_q - slice->tile.first, at = lse_index(p, &slice->tile, 0);
     const int from = (int)threadIdx.x / LANES;
     const int end = (int)fa_min64(left, slice->tiles * QUERIES);
     const bool has_columns = 8 * (int)(threadIdx.x % LANES) < p->a.d_v;
@@ -242,8 +241,7 @@ FA_DEVICE void prepare_any_rows(const fa_backward_params *p, const row_slice *sl
             product = fmaf(fa_unpack_x2(x[c], ELEMENT).x, fa_unpack_x2(y[c], ELEMENT).x, product);
         product = fa_warp_sum(product);
         if (lane == 0)
-            prepare_row(p, &slice->tile, row,
-                        fa_load_lse(&p->a, &slice->tile, slice->tile.first + row), product,
+            prepare_row(p, &slice->tile, row, load_row_lse(p, &slice->tile, row), product,
                         rows_of(rows, row));
     }
 }

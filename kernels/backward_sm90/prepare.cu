@@ -37,7 +37,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
         const int64_t i = t->first + row;
         const uint4 zero = {0, 0, 0, 0};
         dout[n] = out[n] = zero;
-        lse[n] = lane == 0 ? fa_load_lse(&p->a, t, i) : 0.0f;
+        lse[n] = lane == 0 ? load_row_lse(p, t, row) : 0.0f;
         if (i >= t->n_q || !has_columns) continue;
         dout[n] = *(const uint4 *)(fa_view_row(&p->dout, t->block_q, t->start_q + i, t->head) +
                                    16 * lane);
@@ -61,7 +61,7 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float
     for (int r = (int)threadIdx.x / 32; r < QUERIES; r += WARPS) {
         const int64_t i = t->first + r;
         const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
-        if (threadIdx.x % 32 == 0) prepare_row(p, t, r, fa_load_lse(&p->a, t, i), product, rows);
+        if (threadIdx.x % 32 == 0) prepare_row(p, t, r, load_row_lse(p, t, r), product, rows);
     }
 }
 
@@ -72,8 +72,9 @@ FA_DEVICE void leave_delta(const fa_backward_params *p, const fa_tile *t, const 
     const int row = (int)threadIdx.x;
     const int64_t i = t->first + row;
     if (row >= QUERIES || i >= t->room_q) return;
-    delta[fa_row_index(&p->a, t, i)] = rows[QUERIES + FA_BACKWARD_SM90_ROW_AT(row)] *
-                                       (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT));
+    const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
+    delta[at] = rows[QUERIES + FA_BACKWARD_SM90_ROW_AT(row)] *
+                (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT));
 }
 
 FA_DEVICE void clear_counters(int32_t *counters, int64_t count)

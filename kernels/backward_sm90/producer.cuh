@@ -366,7 +366,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
-/* The block may take its next work tile. */
+/* Says that most of the block's work tile `number` has been loaded: it may take the next one. */
 FA_DEVICE void say_loaded(const pipeline *pipe, int number)
 {
 #if TAKES_LATE
@@ -376,8 +376,8 @@ FA_DEVICE void say_loaded(const pipeline *pipe, int number)
 #endif
 }
 
-/* The load warp, for the block's work tile `number`. In a persistent block it also loads keys and values, after the first tile, because
- * the stages of that tile are free sooner. */
+/* The load warp, for the block's work tile `number`. In a persistent block it also loads keys and
+ * values, after the first tile, because the stages of that tile are free sooner. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                        const fa_backward_sm90_params *s, int number)
 {

@@ -45,8 +45,8 @@ FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
     return (waits ? 0 : gridDim.x) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
 }
 
-/* Waits until most of the work tile before has been loaded. Where sums have one order, the blocks of
- * later key tiles wait for a work tile from when it has been taken: if a block took it as soon as
+/* Waits until most of the work tile before has been loaded. Where sums have one order, the blocks
+ * of later key tiles wait for a work tile from when it has been taken: if a block took it as soon as
  * there is room for its description, they would wait for all of the work tile before as well. */
 FA_DEVICE void wait_until_late(const pipeline *pipe, int n)
 {

@@ -23,12 +23,6 @@ FA_DEVICE int64_t fa_row_index(const fa_attention_params *p, const fa_tile *t, i
     return (t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i;
 }
 
-/* The log-sum-exp of query i of the sequence; -infinity after its last query. */
-FA_DEVICE float fa_load_lse(const fa_attention_params *p, const fa_tile *t, int64_t i)
-{
-    return i < t->n_q ? p->lse[fa_row_index(p, t, i)] : -INFINITY;
-}
-
 /* The first row of packed sequence s - 1; s = 0 and s = batch + 1 are the rows of no sequence. */
 FA_DEVICE int64_t fa_packed_start(const fa_attention_params *p, int64_t s)
 {
