@@ -65,10 +65,11 @@ typedef struct fa_cuda_backward_sm90_launch {
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
     size_t delta_offset;         /* of prepare: where it leaves delta; 0: nobody wants it */
     bool ordered;                /* sums have one order, by semaphores; then: */
-    int64_t heads_ascending, ascending_together; /* as in fa_backward_sm90_params, */
-    bool counts_pairs;                           /* this */
-    int32_t tiles_ahead;                         /* and this */
-    bool first_stored;        /* the same; in any order, first blocks run ahead */
+    /* As in fa_backward_sm90_params: */
+    int64_t heads_ascending, ascending_together;
+    bool counts_pairs;
+    int32_t tiles_ahead;
+    bool first_stored;        /* in any order: first blocks run ahead */
     size_t semaphores_offset; /* where they are in the workspace, in both cases */
     size_t counter_offset;    /* of work tiles that persistent blocks have taken; 0: none */
     int64_t heads_together, items_together; /* as in fa_backward_sm90_params */
