@@ -404,17 +404,31 @@ static void choose_turns(fa_cuda_plan *plan, int64_t number)
     }
 }
 
+/* The options of a problem: half of the problems ask for one order of sums. */
+static fa_options find_options(const machine *m, const random_call *call)
+{
+    fa_options options = call->options;
+    if (m->number / 8 % 2 && !few) options.flags |= FA_DETERMINISTIC;
+    return options;
+}
+
+/* The family that is asked for. It does not take all problems. If sums have one order, both runs have
+ * the same kernel: with another one, dk and dv may be sums in another order. */
+static const fa_cuda_family *find_family(const fa_options *options, bool second_run)
+{
+    const bool ordered = options->flags & (FA_DETERMINISTIC | FA_BATCH_INVARIANT);
+    if (few) return few;
+    return ordered || second_run ? &fa_cuda_backward_sm90_persistent : &fa_cuda_backward_sm90;
+}
+
 static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
 {
     if (m->otherwise != call->run) m->compared = false;
     m->otherwise = call->run;
-    fa_options options = call->options;
+    fa_options options = find_options(m, call);
     fa_problem p;
     fa_cuda_plan plan;
-    const fa_cuda_family *asked = few            ? few
-                                  : m->otherwise ? &fa_cuda_backward_sm90_persistent
-                                                 : &fa_cuda_backward_sm90;
-    if (m->number / 8 % 2 && !few) options.flags |= FA_DETERMINISTIC;
+    const fa_cuda_family *asked = find_family(&options, m->otherwise);
     fa_status status = make_plan(call, &call->gradients, &options, asked, &p, &plan, message, size);
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
@@ -455,13 +469,12 @@ static bool wants(void *context, const random_call *call)
 {
     const machine *m = context;
     char message[320];
-    fa_options options = call->options;
+    fa_options options = find_options(m, call);
     fa_problem p;
     fa_cuda_plan plan;
     if (call->pass != RANDOM_BACKWARD) return false;
-    if (m->number / 8 % 2 && !few) options.flags |= FA_DETERMINISTIC;
     const fa_status status =
-        make_plan(call, &call->gradients, &options, few ? few : &fa_cuda_backward_sm90, &p, &plan,
+        make_plan(call, &call->gradients, &options, find_family(&options, false), &p, &plan,
                   message, sizeof message);
     if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend gives the reason */
     if (few == &fa_cuda_backward_sm90 &&
