@@ -441,11 +441,12 @@ static int64_t count_heads_joined(const fa_problem *p, const fa_cuda_plan_launch
  * kernels/backward_sm90/work.cuh). Only under a causal mask without a window, where later keys are
  * seen by later queries, and by fewer. A block that ascends hardly waits for its turn, but a head's
  * longest blocks come last. So the blocks of the last heads, as many as keep the device busy, take
- * turns instead. Where an item's sums must not depend on the batch, all heads ascend. */
+ * turns instead. Where an item's sums must not depend on the batch, all heads ascend, also with one
+ * key tile: in a batch with longer items they would. */
 static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_launch *l,
                                      const fa_cuda_device *device)
 {
-    if (!shrinks(p) || l->tiles < 2) return 0;
+    if (!shrinks(p) || l->tiles < (p->batch_invariant ? 1 : 2)) return 0;
     const int64_t heads = l->tasks / l->tiles;
     const int64_t busy = (device->multiprocessors + l->tiles - 1) / l->tiles;
     const int64_t left = p->batch_invariant ? 0 : busy < 2 ? 2 : busy;
