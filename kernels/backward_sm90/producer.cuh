@@ -295,6 +295,12 @@ FA_DEVICE int64_t number_of(const fa_backward_sm90_params *s, const block_work *
     return w->number + at->head * s->q_tiles + at->tile;
 }
 
+/* The semaphore of the sums of a consumer's columns of dQ of tile `number` in the workspace. */
+FA_DEVICE int32_t *semaphore_at(const fa_backward_sm90_params *s, int64_t number, int consumer)
+{
+    return s->semaphores + number * CONSUMERS + consumer;
+}
+
 /* The rows of a tile of queries, and of its dout, that are kept. */
 FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params *p,
                                  const fa_backward_sm90_params *s, const tile_cursor *at)
@@ -502,16 +508,11 @@ FA_DEVICE void put_float_dbias(const pipeline *pipe, const fa_backward_sm90_para
 
 #endif
 
-/* Three functions of a consumer's columns of dQ: the sums of tile `number` in the workspace, their
- * semaphore, and the consumer's buffer. */
+/* Two functions of a consumer's columns of dQ: the sums of tile `number` in the workspace, and the
+ * consumer's buffer. */
 FA_DEVICE float *sums_at(const fa_backward_sm90_params *s, int64_t number, int consumer)
 {
     return s->sums + number * (SUM_BYTES / 4) + consumer * (SUM_BYTES / 4 / CONSUMERS);
-}
-
-FA_DEVICE int32_t *semaphore_at(const fa_backward_sm90_params *s, int64_t number, int consumer)
-{
-    return s->semaphores + number * CONSUMERS + consumer;
 }
 
 FA_DEVICE const char *dq_at(const pipeline *pipe, int consumer, int use)

@@ -40,7 +40,7 @@ FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_par
 FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
 {
     if (!s->next_work) return blockIdx.x + n * (int64_t)gridDim.x;
-    const bool waits = s->cleared || s->semaphores;
+    const bool waits = s->cleared || (ORDERED ? s->semaphores != NULL : s->first_ahead);
     if (n == 0 && !waits) return blockIdx.x;
     return (waits ? 0 : gridDim.x) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
 }

@@ -12,6 +12,7 @@
 #include "backward_sm90_wide/tile.cuh"
 #include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/keys.cuh"
+#include "backward_sm90/producer.cuh"
 #include "common/device.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/semaphore.cuh"
@@ -100,25 +101,13 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 
 #endif
 
-/* If sums have one order, a key tile is added when all key tiles before it have been added. It
- * waits only for blocks of lower numbers, which start no later and do not wait for it. One thread
+/* Whether sums have one order. Then a key tile is added when all key tiles before it have been added.
+ * It waits only for blocks of lower numbers, which start no later and do not wait for it. One thread
  * waits and adds to the semaphore for all. The barriers order the other threads' additions after
  * its wait and before its own addition to the semaphore. */
 FA_DEVICE bool is_ordered(const fa_backward_params *p, const fa_backward_sm90_params *s)
 {
     return s->semaphores && p->dq.data;
-}
-
-/* The number of a tile in the workspace, and the semaphore of its sums. */
-FA_DEVICE int64_t find_number(const fa_backward_sm90_params *s, const block_work *w,
-                              const tile_cursor *at)
-{
-    return w->number + at->head * s->q_tiles + at->tile;
-}
-
-FA_DEVICE int32_t *find_semaphore(const fa_backward_sm90_params *s, int64_t number)
-{
-    return s->semaphores + number * FA_BACKWARD_SM90_SEMAPHORES + THIS_BLOCK;
 }
 
 #if TURNS_APART
@@ -134,14 +123,14 @@ FA_DEVICE void take_turns(const pipeline *pipe, const fa_backward_sm90_params *s
     bool has_come = false;
     while (next.count < w->tiles) {
         const tile_cursor at = next;
-        int32_t *semaphore = find_semaphore(s, find_number(s, w, &at));
+        int32_t *semaphore = semaphore_at(s, number_of(s, w, &at), THIS_BLOCK);
         if (!has_come) {
             ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
             ptx_mbarrier_arrive(&state->turn_full);
         }
         advance(&next, w->from, w->to);
         has_come = next.count < w->tiles &&
-                   ptx_semaphore_is_reached(find_semaphore(s, find_number(s, w, &next)),
+                   ptx_semaphore_is_reached(semaphore_at(s, number_of(s, w, &next), THIS_BLOCK),
                                             tiles_before(w, next.tile));
         ptx_mbarrier_wait(&state->turn_empty, at.count & 1);
         if (has_come) ptx_mbarrier_arrive(&state->turn_full);
@@ -169,7 +158,7 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
     }
 #endif
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
-        const int64_t number = find_number(s, w, &at);
+        const int64_t number = number_of(s, w, &at);
         float *to = p->dq.data ? s->sums + number * (SUM_BYTES / 4) + 4 * thread : 0;
 #if TURNS_APART
         ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
@@ -177,7 +166,7 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
         add_dq(pipe, base, at.count, to);
         if (ordered) ptx_mbarrier_arrive(&state->turn_empty);
 #else
-        int32_t *semaphore = find_semaphore(s, number);
+        int32_t *semaphore = semaphore_at(s, number, THIS_BLOCK);
         if (ordered && thread == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
         ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
         if (ordered) ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
