@@ -10,8 +10,9 @@
 #include "common/key_tiles.cuh"
 #include "common/packed.h"
 
+/* Kernels that have no such variants define no such macros. */
 #ifndef ORDERED
-#define ORDERED 0 /* the kernel for wide heads has no such macro */
+#define ORDERED 0
 #endif
 #ifndef PERSISTENT
 #define PERSISTENT 0
@@ -151,10 +152,13 @@ FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backwar
     const int64_t before = fa_min64(together, heads); /* the first blocks of the first group */
     if (block < before) return block * p->tiles;
     int64_t rest = block - before, first = fa_divide(rest, together * p->tiles) * together;
+    /* If the last group has fewer heads, so few first blocks come before the group in front of it, and
+     * its own blocks begin earlier. */
+    if (first > 0 && first + together >= heads) first -= together;
     rest -= first * p->tiles;
     int64_t own = fa_min64(together, heads - first),
             next = fa_max64(0, fa_min64(together, heads - first - together));
-    if (rest >= next + own * (p->tiles - 1)) { /* the last group, with fewer heads */
+    if (rest >= next + own * (p->tiles - 1)) { /* the last group */
         rest -= next + own * (p->tiles - 1);
         first += together;
         own = next;

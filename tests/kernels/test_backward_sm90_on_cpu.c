@@ -63,7 +63,7 @@ enum {
     PROBLEMS = 160,
     WIDE = 129,
     FIRST_WIDE_PROBLEM = 1000,
-    WIDE_PROBLEMS = 180,
+    WIDE_PROBLEMS = 700,
     FULL = 97,
     FIRST_FULL_PROBLEM = 720,
     FULL_PROBLEMS = 30,
@@ -395,12 +395,16 @@ static void leave_little_room(fa_cuda_plan *plan)
             plan->launches[i].backward_sm90.left.room = 1;
 }
 
-/* Sequences are too short for two tiles of dQ to be counted together; half of the problems do it. */
+/* Sequences are too short for two tiles of dQ to be counted together; half of the problems do it. And
+ * heads are few: there are several groups of them. */
 static void choose_turns(fa_cuda_plan *plan, int64_t number)
 {
     for (int i = 0; i < plan->count; i++) {
-        plan->launches[i].backward_sm90.counts_pairs = number % 2;
-        plan->launches[i].backward_sm90.tiles_ahead = 1 + (int32_t)(number / 2 % 4);
+        fa_cuda_backward_sm90_launch *own = &plan->launches[i].backward_sm90;
+        own->counts_pairs = number % 2;
+        own->tiles_ahead = 1 + (int32_t)(number / 2 % 4);
+        own->ascending_together = 1 + number / 3 % 3;
+        if (own->first_stored && !own->ordered) own->heads_together = 1 + number % 3;
     }
 }
 
