@@ -139,10 +139,12 @@ enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
     CONSUMERS = 2,
-    WORKS = PERSISTENT ? 2 : 1,                   /* work tiles that are described at a time */
-    STORE_WARPS = ORDERED && !PERSISTENT ? 3 : 2, /* that store dQ */
-    /* Of a consumer: of each buffer, and of each store warp that serves the same consumer. */
-    DQ_BARRIERS = ORDERED && STORE_WARPS > DQ_BUFFERS ? STORE_WARPS : DQ_BUFFERS,
+    WORKS = PERSISTENT ? 2 : 1, /* work tiles that are described at a time */
+    STORE_WARPS = ORDERED && !PERSISTENT && DQ_PARTS == 1 ? 3 : 2, /* that store dQ */
+    /* Of a consumer: of each buffer, and of each part for each store warp that serves the same
+     * consumer. */
+    DQ_BARRIERS =
+        ORDERED && STORE_WARPS * DQ_PARTS > DQ_BUFFERS ? STORE_WARPS *DQ_PARTS : DQ_BUFFERS,
     THREADS = FA_BACKWARD_SM90_THREADS,
     KEYS = FA_BACKWARD_SM90_KEYS,
     BLOCK_KEYS = KEYS,
@@ -172,7 +174,7 @@ static_assert(!PERSISTENT || ((!ORDERED || DQ_TOGETHER) && !OPTIONS && STAGES > 
               "what its warps do");
 static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store warps take");
 static_assert(!JOINED || (!ORDERED && !OPTIONS && !PERSISTENT), "what its blocks do");
-static_assert(DQ_PARTS == 1 || (!OPTIONS && !ORDERED && !PERSISTENT && !JOINED && STAGES == 2),
+static_assert(DQ_PARTS == 1 || (!OPTIONS && !PERSISTENT && !JOINED && STAGES == 2),
               "what has been written for it");
 static_assert(!DQ_TRANSPOSED || (KEYS_IN_REGISTERS && STAGES > 2 && !JOINED),
               "what has been written for it");

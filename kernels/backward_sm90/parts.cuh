@@ -76,6 +76,7 @@ FA_DEVICE void issue_products(const pipeline *pipe, consumer_state *c, float *re
                     q_tile(c, stage) + ACROSS(Q_BLOCK));
     ptx_wgmma_wait(2);
     ptx_register_fence(c->scores, DQ_SUMS);
+    if (DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, DQ_PARTS * count);
     share_part(pipe, c, c->scores, DQ_COLUMNS, DQ_PARTS * count);
     ptx_wgmma_wait(1);
     release_dout(pipe, c, count);
@@ -179,7 +180,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
     shared_state *state = pipe->state;
     const int count = at->count - 1, next = stage_of(at->count), parity = parity_of(at->count);
     float rest[REST_SUMS];
-    wait_for_dq_buffer(pipe, c, DQ_PARTS * count);
+    if (!DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, DQ_PARTS * count);
     wait_until_may_issue(c);
     issue_products(pipe, c, rest, count);
     ptx_mbarrier_wait(&state->q_full[next], parity);
@@ -221,7 +222,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 {
     const int last = end - 1;
     float rest[REST_SUMS];
-    wait_for_dq_buffer(pipe, c, DQ_PARTS * last);
+    if (!DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, DQ_PARTS * last);
     wait_until_may_issue(c);
     issue_products(pipe, c, rest, last);
     ptx_wgmma_wait(0);

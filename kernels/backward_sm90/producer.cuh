@@ -735,6 +735,17 @@ FA_DEVICE void release_dq(const pipeline *pipe, int first, int consumers, int us
         ptx_mbarrier_arrive(dq_empty(pipe->state, c, use));
 }
 
+/* Both for consumers whose dQ comes in parts. */
+FA_DEVICE void put_parts(const pipeline *pipe, const fa_backward_params *p,
+                         const fa_backward_sm90_params *s, const dq_turn *turn, int use)
+{
+#pragma unroll 1
+    for (int c = 0; c < CONSUMERS; c++)
+        if (use > first_count(work_of(pipe)))
+            add_tile_dq(pipe, p, s, c, turn->number, NULL, use, turn->before == 0);
+        else skip_dq(pipe, s, c, NULL);
+}
+
 /* Whether a store warp counts two tiles at a time. */
 FA_DEVICE bool counts_pairs(const fa_backward_sm90_params *s)
 {
@@ -777,7 +788,8 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
             if (!has_come) ptx_semaphore_wait(semaphore, turn.before);
             ptx_fence_proxy_async_global();
         }
-        if (DQ_TOGETHER) put_dq(pipe, s, &turn, 0, CONSUMERS, use, stores);
+        if (DQ_PARTS > 1) put_parts(pipe, p, s, &turn, use);
+        else if (DQ_TOGETHER) put_dq(pipe, s, &turn, 0, CONSUMERS, use, stores);
         else {
             put_dq(pipe, s, &turn, 0, 1, use, stores);
             release_dq(pipe, 0, 1, use, stores);

@@ -12,6 +12,7 @@
  *                of both blocks' keys, in half of the columns
  *     OPTIONS    0: only masks by position and lengths; FA_SM90_ALL: each option may be present
  *                or not
+ *     ORDERED    1: for sums of dQ in one order; other variants support it too, but slower
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
@@ -47,16 +48,20 @@
 #error "backward_sm90_wide: OPTIONS is missing"
 #endif
 
+#ifndef ORDERED
+#define ORDERED 0
+#endif
+
 #include "backward_sm90_wide/backward_sm90_wide.h"
 
 #define SUM_DIM HEAD_DIM /* of keys */
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
-#define CLEARS_AHEAD FA_BACKWARD_SM90_CLEARS_AHEAD(0, OPTIONS, 0)
+#define CLEARS_AHEAD FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, 0)
 #define BIAS_TILE 0
 
 /* Whether a warp of its own takes the turns of dQ if sums have one order (dq.cuh). At head dim 256 it
  * would make sums in any order 2% slower. */
-#define TURNS_APART (HEAD_DIM == 192)
+#define TURNS_APART (HEAD_DIM == 192 || ORDERED)
 
 /* The block's number in its cluster, and the other block. */
 #define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))

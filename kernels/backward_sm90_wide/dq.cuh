@@ -18,13 +18,16 @@
 #include "ptx/semaphore.cuh"
 #include "ptx/store.cuh"
 
-/* Adds `columns` columns. to: the thread's first word of them. */
-FA_DEVICE void add_columns(float *to, const float *dq, int columns)
+/* Adds `columns` columns, or stores them if they are the first share. to: the thread's first word of
+ * them. */
+FA_DEVICE void put_columns(float *to, const float *dq, int columns, bool is_first)
 {
 #pragma unroll
-    for (int j = 0; j < columns / 8; j++)
-        ptx_add_global_f32x4(to + 4 * WARPGROUP * j,
-                             make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
+    for (int j = 0; j < columns / 8; j++) {
+        const float4 x = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+        if (is_first) *(float4 *)(void *)(to + 4 * WARPGROUP * j) = x;
+        else ptx_add_global_f32x4(to + 4 * WARPGROUP * j, x);
+    }
 }
 
 /* Descriptors of a tile's operands: dS and the keys, of the block itself and of the peer. */
@@ -45,10 +48,10 @@ FA_DEVICE dq_operands find_operands(uint32_t base, int count)
 
 #if HEAD_DIM == 192
 
-/* Adds a tile's dQ: of both blocks' keys, in this block's columns. Of 192 columns, block 0 has the
+/* Adds a tile's dQ to the sums, or stores it: of both blocks' keys, in this block's columns. Of 192 columns, block 0 has the
  * first 96 and block 1 the others, so each has 32 of the middle 64. The products with the block's
  * own keys do not wait for the peer. */
-FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
+FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to, bool is_first)
 {
     const int first = THIS_BLOCK * 2, middle = 1, rest = THIS_BLOCK * DQ_REST;
     const dq_operands o = find_operands(base, count);
@@ -69,15 +72,15 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
     ptx_register_fence(dq_rest, REST_SUMS);
     release_ds(pipe, count, is_leader());
     if (!to) return;
-    add_columns(to + first * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS);
-    add_columns(to + middle * (WARPGROUP * DQ_SUMS) + THIS_BLOCK * (WARPGROUP * REST_SUMS), dq_rest,
-                DQ_REST);
+    put_columns(to + first * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS, is_first);
+    put_columns(to + middle * (WARPGROUP * DQ_SUMS) + THIS_BLOCK * (WARPGROUP * REST_SUMS), dq_rest,
+                DQ_REST, is_first);
 }
 
 #else
 
 /* The same for 256 columns; block 0 has the first 128. There are registers for 64 at a time. */
-FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
+FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to, bool is_first)
 {
     enum { OWN_BLOCKS = BLOCKS / CLUSTER };
     const dq_operands o = find_operands(base, count);
@@ -95,7 +98,7 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
         ptx_wgmma_wait(0);
         ptx_register_fence(dq, DQ_SUMS);
         if (i + 1 == OWN_BLOCKS) release_ds(pipe, count, is_leader());
-        if (to) add_columns(to + block * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS);
+        if (to) put_columns(to + block * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS, is_first);
     }
 }
 
@@ -160,17 +163,18 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = number_of(s, w, &at);
         float *to = p->dq.data ? s->sums + number * (SUM_BYTES / 4) + 4 * thread : 0;
+        const bool is_first = ORDERED && tiles_before(w, at.tile) == 0;
 #if TURNS_APART
         ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
         if (ordered) ptx_mbarrier_wait(&state->turn_full, at.count & 1);
-        add_dq(pipe, base, at.count, to);
+        add_dq(pipe, base, at.count, to, is_first);
         if (ordered) ptx_mbarrier_arrive(&state->turn_empty);
 #else
         int32_t *semaphore = semaphore_at(s, number, THIS_BLOCK);
         if (ordered && thread == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
         ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
         if (ordered) ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
-        add_dq(pipe, base, at.count, to);
+        add_dq(pipe, base, at.count, to, is_first);
         if (ordered) {
             ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
             if (thread == 0) ptx_semaphore_add(semaphore);

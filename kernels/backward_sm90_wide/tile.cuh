@@ -88,6 +88,9 @@ FA_DEVICE tile_cursor begin(const block_work *w)
 {
     tile_cursor at = first_tile(w);
     at.tile = (int)ptx_uniform((uint32_t)at.tile);
+#if ORDERED
+    at.step = (int)ptx_uniform((uint32_t)at.step);
+#endif
     return at;
 }
 

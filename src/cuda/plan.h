@@ -82,6 +82,8 @@ typedef struct fa_cuda_backward_sm90_launch {
             summed; /* as in fa_backward_sm90_left; units 0: none is left */
     } left;
     /* Of variants that clear sums ahead, as in fa_backward_sm90_params; groups 0: prepare clears all. */
+    bool
+        heads_in_order; /* a head's sums are consecutive tiles, and follow those of the head before */
     size_t cleared_offset;
     int32_t groups, groups_ahead, group_blocks, group_tiles, sum_tiles;
     /* Of a joined variant, as in fa_backward_sm90_params; units 0: of another one. */

@@ -46,6 +46,38 @@ int fa_cuda_count_splits(const fa_problem *p, int64_t tasks, int64_t room)
     return (int)splits;
 }
 
+bool fa_cuda_shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
+
+int64_t fa_cuda_count_heads_of_rounds(const fa_cuda_plan_launch *l, int64_t at_once, int percent)
+{
+    const int64_t heads = l->tasks / l->tiles;
+    const int64_t wanted = (percent * at_once / 100 + l->tiles / 2) / l->tiles;
+    return wanted < 1 ? 1 : wanted < heads ? wanted : heads;
+}
+
+/* The blocks by which the last group falls short of two rounds. */
+static int64_t count_missing_blocks(const fa_cuda_plan_launch *l, int64_t at_once, int64_t together)
+{
+    const int64_t heads = l->tasks / l->tiles, last = heads - (heads - 1) / together * together;
+    const int64_t missing = 2 * at_once - last * l->tiles;
+    return missing > 0 ? missing : 0;
+}
+
+int64_t fa_cuda_lengthen_last_group(const fa_cuda_plan_launch *l, int64_t at_once, int64_t together)
+{
+    const int64_t heads = l->tasks / l->tiles, twice = 2 * together < heads ? 2 * together : heads,
+                  most = l->tasks <= 4 * at_once ? heads : twice,
+                  gain = (8 * l->tasks + 99) / 100; /* at least so many blocks */
+    const int64_t missing = count_missing_blocks(l, at_once, together);
+    if (l->tiles == 1 || l->tasks > 8 * at_once || missing < gain) return together;
+    int64_t best = together, least = missing;
+    for (int64_t t = together + 1; t <= most; t++) {
+        const int64_t now = count_missing_blocks(l, at_once, t);
+        if (now < least) best = t, least = now;
+    }
+    return missing - least < gain ? together : best;
+}
+
 bool fa_cuda_add_finish_keys(const fa_cuda_planning *x, const fa_variant *v, int threads,
                              fa_cuda_queue_function *queue, const fa_cuda_plan_launch *main,
                              int splits)

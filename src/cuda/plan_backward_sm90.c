@@ -190,7 +190,17 @@ static bool is_ordered(const fa_problem *p)
     return (p->deterministic && p->rows_k > FA_BACKWARD_SM90_KEYS) || p->batch_invariant;
 }
 
-/* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
+/* The kernels for the widest head dims have their own tiles and threads. */
+static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
+
+/* Whether wide heads take turns where any order would do. Their first shares of dQ are stored, so nobody clears the sums, and under
+ * a causal mask blocks that ascend hardly wait (rate over that of any order, H200: head dim 256, n 512, 1k, 4k, 16k 1.18, 1.13,
+ * 1.05, 1.05; 192, n 512, 1k, 2k, 4k 1.06, 1.03, 1.00, 0.97; 256 without a mask 0.95 to 1.01). */
+static bool is_faster_ordered(const fa_problem *p, const fa_variant *v)
+{
+    return is_wide(v) && p->causal && (find_columns(v) > 192 || p->n_k <= 1024);
+}
+
 static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
 {
     const struct {
@@ -209,7 +219,7 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family 
         const fa_variant *v = &fa_variants[i];
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
-        if (v->ordered && !is_ordered(p)) continue;
+        if (v->ordered && !is_ordered(p) && !is_faster_ordered(p, v)) continue;
         if (!found || find_columns(v) < find_columns(found)) found = v;
     }
     return found;
@@ -222,9 +232,6 @@ static const fa_variant *find_companion(const fa_variant *of, int first)
     while (v->head_dim != of->head_dim || v->element != of->element) v++;
     return v;
 }
-
-/* The kernels for the widest head dims have their own tiles and threads. */
-static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 
 /* The widest head dim of values. */
 static int find_value_columns(const fa_variant *v)
@@ -396,36 +403,35 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
     if (l->tasks == 0) return 1;
     const int64_t half = (l->tiles + 1) / 2, at_once = half < 8 ? half : 8;
     const int64_t heads = l->tasks / l->tiles, wanted = count_takers(v, device) / at_once + 1;
-    const int64_t most = clamp(
-        count_heads_in(p, v, device->l2_bytes / (v->ordered && !v->persistent ? 1 : 2)), 3, wanted);
+    const bool takes_all = v->ordered && !v->persistent && !is_wide(v);
+    const int64_t most =
+        clamp(count_heads_in(p, v, takes_all ? device->l2_bytes : device->l2_bytes / 2), 3, wanted);
     const int64_t groups = (heads + most / 2) / most;
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
-
-/* Whether later keys are seen by fewer queries. */
-static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
 /* Heads that make so many blocks, or clusters, as percent of those that run at once. */
 static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda_device *device,
                                      int percent)
 {
-    const int64_t heads = l->tasks / l->tiles;
     const int64_t at_once = count_takers(&fa_variants[l->variant], device);
-    const int64_t wanted = (percent * at_once / 100 + l->tiles / 2) / l->tiles;
-    return wanted < 1 ? 1 : wanted < heads ? wanted : heads;
+    return fa_cuda_count_heads_of_rounds(l, at_once, percent);
 }
 
 /* Heads whose blocks take turns where sums have any order. Under a causal mask these are as many as
  * make one round of blocks, or two where a head has many. Then short blocks come last, so that all
  * multiprocessors end at the same time, and what the blocks load stays in the L2 cache (head dim 128
  * on an H100, n 512, 1k, 2k, 4k: one round 183, 302, 441, 505 TFLOP/s, two 166, 293, 430, 503). If
- * first blocks run ahead, two groups run at the same time, and fewer heads are better. */
+ * first blocks run ahead, two groups run at the same time, and fewer heads are better. Where there are
+ * few blocks, the last group counts most. */
 static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
                                    const fa_cuda_device *device, bool first_ahead)
 {
     const int ahead = fa_variants[l->variant].persistent ? 100 : l->tiles <= 4 ? 25 : 50;
     const int percent = first_ahead ? ahead : l->tiles <= 16 ? 100 : 200;
-    return shrinks(p) && l->tasks > 0 ? count_heads_of_rounds(l, device, percent) : 1;
+    if (!fa_cuda_shrinks(p) || l->tasks == 0) return 1;
+    return fa_cuda_lengthen_last_group(l, count_takers(&fa_variants[l->variant], device),
+                                       count_heads_of_rounds(l, device, percent));
 }
 
 /* The same where launches are joined (n 512: 50 percent 195 TFLOP/s, 100: 180; n 1k: 75 percent 314,
@@ -433,23 +439,25 @@ static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launc
 static int64_t count_heads_joined(const fa_problem *p, const fa_cuda_plan_launch *l,
                                   const fa_cuda_device *device)
 {
-    const int percent = !shrinks(p) ? 400 : l->tiles <= 4 ? 50 : l->tiles <= 8 ? 75 : 100;
+    const int percent = !fa_cuda_shrinks(p) ? 400 : l->tiles <= 4 ? 50 : l->tiles <= 8 ? 75 : 100;
     return count_heads_of_rounds(l, device, percent);
 }
 
 /* Heads whose blocks ascend, where sums have one order (tiles_before in
  * kernels/backward_sm90/work.cuh). Only under a causal mask without a window, where later keys are
  * seen by later queries, and by fewer. A block that ascends hardly waits for its turn, but a head's
- * longest blocks come last. So the blocks of the last heads, as many as keep the device busy, take
- * turns instead. Where an item's sums must not depend on the batch, all heads ascend, also with one
- * key tile: in a batch with longer items they would. */
+ * longest blocks come last. So the blocks of the last heads, one or two rounds of them, take turns
+ * instead (H200, n 4k, rate over that of any order with one round and two: head dim 128 0.976, 0.990,
+ * 64 0.935, 0.941, 192 0.978, 0.993; but n 2k, one item: 0.94, 0.76). Where an item's sums must not
+ * depend on the batch, all heads ascend, also with one key tile: in a batch with longer items they
+ * would. */
 static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_launch *l,
                                      const fa_cuda_device *device)
 {
-    if (!shrinks(p) || l->tiles < (p->batch_invariant ? 1 : 2)) return 0;
+    if (!fa_cuda_shrinks(p) || l->tiles < (p->batch_invariant ? 1 : 2)) return 0;
     const int64_t heads = l->tasks / l->tiles;
-    const int64_t busy = (device->multiprocessors + l->tiles - 1) / l->tiles;
-    const int64_t left = p->batch_invariant ? 0 : busy < 2 ? 2 : busy;
+    const int64_t busy = (count_takers(&fa_variants[l->variant], device) + l->tiles - 1) / l->tiles;
+    const int64_t left = p->batch_invariant ? 0 : clamp(heads / 2, busy < 2 ? 2 : busy, 2 * busy);
     return heads > left ? heads - left : 0;
 }
 
@@ -461,7 +469,9 @@ static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_
                                         const fa_cuda_device *device)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const int64_t most = v->persistent && l->tiles <= 4 ? count_heads_of_rounds(l, device, 200) : 4;
+    const int64_t most = is_wide(v)                       ? 1
+                         : v->persistent && l->tiles <= 4 ? count_heads_of_rounds(l, device, 200)
+                                                          : 4;
     return l->tasks > 0 ? clamp(count_heads_in(p, v, device->l2_bytes), 1, most) : 1;
 }
 
@@ -475,8 +485,8 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
                              const fa_cuda_backward_sm90_launch *own)
 {
     const fa_variant *v = &fa_variants[main->variant];
-    return shrinks(p) && !is_wide(v) && !v->joined && p->heads_q == p->heads_kv * own->splits &&
-           main->tiles <= (v->persistent ? 4 : 8);
+    return fa_cuda_shrinks(p) && !is_wide(v) && !v->joined &&
+           p->heads_q == p->heads_kv * own->splits && main->tiles <= (v->persistent ? 4 : 8);
 }
 
 /* Whether two tiles of dQ are counted together. In long rows that is faster, in shorter ones blocks wait longer for each other
@@ -484,7 +494,7 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
  * 1.00; a window of 1,024 keys 0.92, 0.84). */
 static bool counts_pairs(const fa_problem *p, int64_t q_tiles)
 {
-    return q_tiles >= (shrinks(p) ? 128 : 64) && p->window_left < 0;
+    return q_tiles >= (fa_cuda_shrinks(p) ? 128 : 64) && p->window_left < 0;
 }
 
 /* The order also makes an item's sums independent of the batch. tiles_ahead: for 8 query tiles' time a persistent block describes
@@ -495,7 +505,8 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
                        fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
 {
     const fa_variant *v = &fa_variants[main->variant];
-    own->ordered = is_ordered(p);
+    own->ordered = is_ordered(p) || v->ordered;
+    own->heads_in_order = !p->cu_seqlens_q == !p->cu_seqlens_k;
     own->first_stored = own->ordered ? v->ordered : runs_first_ahead(p, main, own);
     own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
     own->ascending_together = count_ascending_together(p, main, device);
@@ -676,7 +687,8 @@ static fa_cuda_plan_launch *find_launch(fa_cuda_plan *plan, int first, int end)
     return NULL;
 }
 
-/* The launch that multiplies, of a kernel that can. */
+/* The launch that multiplies, of a kernel that can. If only queries or only keys are packed, tasks count
+ * through heads in another order than tiles of sums. */
 static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
 {
     fa_cuda_plan_launch *main = find_launch(plan, FA_FIRST_backward_sm90, FA_END_backward_sm90);
@@ -684,7 +696,7 @@ static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
         main =
             find_launch(plan, FA_FIRST_backward_sm90_persistent, FA_END_backward_sm90_persistent);
     if (!main || main->tasks == 0 || main->backward_sm90.ordered ||
-        main->backward_sm90.first_stored)
+        main->backward_sm90.first_stored || !main->backward_sm90.heads_in_order)
         return NULL;
     const fa_variant *v = &fa_variants[main->variant];
     return FA_BACKWARD_SM90_CLEARS_AHEAD(v->ordered, v->options, v->joined) ? main : NULL;

@@ -63,12 +63,14 @@ enum {
     PROBLEMS = 160,
     WIDE = 129,
     FIRST_WIDE_PROBLEM = 1000,
-    WIDE_PROBLEMS = 700,
+    WIDE_PROBLEMS = 1400,
+    UNUSUAL_WIDE_PROBLEM = 3488, /* backward_sm90_d192_128_f16 without an order */
     FULL = 97,
     FIRST_FULL_PROBLEM = 720,
     FULL_PROBLEMS = 30,
     FIRST_CLEARED_PROBLEM = 9800,
     CLEARED_PROBLEMS = 400,
+    PACKED_KEYS_PROBLEM = 13196, /* queries are not packed */
     FIRST_PERSISTENT_PROBLEM = 3500,
     PERSISTENT_PROBLEMS = 400,
     FIRST_JOINED_PROBLEM = 6200,
@@ -408,6 +410,16 @@ static void choose_turns(fa_cuda_plan *plan, int64_t number)
     }
 }
 
+/* Whether blocks take turns to add to dq: some do so where any order would do. */
+static bool takes_turns(const fa_cuda_plan *plan)
+{
+    for (int i = 0; i < plan->count; i++) {
+        const fa_cuda_plan_launch *l = &plan->launches[i];
+        if (!is_shared(l) && l->backward_sm90.ordered) return true;
+    }
+    return false;
+}
+
 /* The options of a problem: half of the problems ask for one order of sums. */
 static fa_options find_options(const machine *m, const random_call *call)
 {
@@ -435,7 +447,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     const fa_cuda_family *asked = find_family(&options, m->otherwise);
     fa_status status = make_plan(call, &call->gradients, &options, asked, &p, &plan, message, size);
     if (status != FA_OK) return status;
-    m->ordered = p.deterministic || p.batch_invariant;
+    m->ordered = p.deterministic || p.batch_invariant || takes_turns(&plan);
     if (m->ordered && m->otherwise) ordered++;
     /* In all problems that support it. */
     fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2);
@@ -559,9 +571,11 @@ static int run_listed(void)
     run_problems(FIRST_FULL_PROBLEM, FIRST_FULL_PROBLEM + FULL_PROBLEMS);
     least_dim = WIDE;
     run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
+    run_problems(UNUSUAL_WIDE_PROBLEM, UNUSUAL_WIDE_PROBLEM + 1);
     least_dim = 0;
     few = &fa_cuda_backward_sm90; /* only with blocks that clear sums for later ones */
     run_problems(FIRST_CLEARED_PROBLEM, FIRST_CLEARED_PROBLEM + CLEARED_PROBLEMS);
+    run_problems(PACKED_KEYS_PROBLEM, PACKED_KEYS_PROBLEM + 1);
     few = &fa_cuda_backward_sm90_persistent;
     run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
     about_lengths = true;
