@@ -117,9 +117,9 @@ static int parse(int argc, char **argv, arguments *a)
          .choices = verify_class_names,
          .given = &a->class_given,
          .help = "problems for one class of bugs instead of random\n"
-                 "problems: empty, unused, grid, lengths, paged, strides,\n"
-                 "tails, masks, split, invariance, dropout, wide, chunks,\n"
-                 "quantized, latent, bias, peaked;\n"
+                 "problems: empty, unused, grid, heads, lengths, paged,\n"
+                 "strides, tails, masks, split, invariance, dropout, wide,\n"
+                 "chunks, quantized, latent, bias, peaked;\n"
                  "all: all of these, then random problems (default on cuda);\n"
                  "none (default on cpu)"},
         {.name = "--jobs",

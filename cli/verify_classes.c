@@ -11,6 +11,7 @@ const verify_class verify_classes[] = {
     {"empty", RANDOM_EMPTY, 150, false, "no queries, no keys, rows that see none"},
     {"unused", RANDOM_UNUSED, 150, false, "NaN in padding, pages, hidden keys"},
     {"grid", RANDOM_GRID, 12, true, "more than 65,535 batch items or heads"},
+    {"heads", RANDOM_HEADS, 60, false, "many heads with several tiles"},
     {"lengths", RANDOM_LENGTHS, 200, false, "packed, padded, paged; lengths 0 and 1"},
     {"paged", RANDOM_PAGED, 200, false, "pages of every size, NaN in what is unused"},
     {"strides", RANDOM_STRIDES, 200, false, "broadcast, backwards, gaps, misaligned"},
@@ -28,9 +29,9 @@ const verify_class verify_classes[] = {
 };
 const int verify_num_classes = CLI_COUNT(verify_classes);
 
-const char *const verify_class_names[] = {"all",       "none",       "empty",   "unused", "grid",
-                                          "lengths",   "paged",      "strides", "tails",  "masks",
-                                          "split",     "invariance", "dropout", "wide",   "chunks",
-                                          "quantized", "latent",     "bias",    "peaked", NULL};
+const char *const verify_class_names[] = {
+    "all",   "none",    "empty",     "unused", "grid",  "heads",      "lengths",
+    "paged", "strides", "tails",     "masks",  "split", "invariance", "dropout",
+    "wide",  "chunks",  "quantized", "latent", "bias",  "peaked",     NULL};
 _Static_assert(CLI_COUNT(verify_class_names) - 1 - VERIFY_FIRST_CLASS == CLI_COUNT(verify_classes),
                "a name for every class");

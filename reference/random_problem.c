@@ -328,9 +328,28 @@ static void draw_peaked_sizes(problem *p, const random_settings *settings)
     while (work_of(p) > work && p->n_q > 64) p->n_q = p->n_q * 3 / 4;
 }
 
+/* Many heads with keys of several tiles. Kernels compute head dims of 8 like those of 64. */
+static void draw_many_heads(problem *p, const random_settings *settings)
+{
+    static const int64_t dims[] = {8, 8, 8, 72, 136, 200};
+    if (p->pass == RANDOM_COMBINE) return;
+    p->heads_kv = between(p, 3, 24);
+    p->heads_q = p->heads_kv * (once_in(p, 4) ? between(p, 2, 4) : 1);
+    p->batch = between(p, 1, 10);
+    p->n_k = between(p, 129, 1100);
+    if (p->pass != RANDOM_DECODE) p->n_q = once_in(p, 3) ? between(p, 1, 700) : p->n_k;
+    p->d = p->d_v = dims[between(p, 0, 5)];
+    while (work_of(p) > (settings->tiles ? 4 * usual_tiles_work : large_work)) {
+        if (p->batch > 1 && p->n_k < 400) p->batch--;
+        else if (p->n_k > p->n_q || p->n_q < 64) p->n_k = p->n_k * 3 / 4;
+        else p->n_q = p->n_q * 3 / 4;
+    }
+}
+
 static void focus_sizes(problem *p, const random_settings *settings)
 {
     switch (settings->focus) {
+    case RANDOM_HEADS: draw_many_heads(p, settings); break;
     case RANDOM_PEAKED: draw_peaked_sizes(p, settings); break;
     case RANDOM_GRID: draw_grid_sizes(p); break;
     case RANDOM_TAILS: draw_tail_sizes(p); break;
@@ -601,10 +620,12 @@ static void draw_lengths(problem *p, const random_settings *settings, int64_t *r
     fa_options *o = &p->in.options;
     int64_t *spare_q = make_array(p->batch), *spare_k = make_array(p->batch);
     const int64_t kind = draw_length_kind(p, settings);
-    p->packed_q = kind == 1 || kind == 2;
-    p->packed_k = kind == 1;
-    p->padded_q = kind == 3 || kind == 5;
-    p->padded_k = kind == 4 || kind == 5;
+    /* 1, 2: only queries, or only keys, are packed, and the others are padded. */
+    const int64_t apart = kind == 1 ? between(p, 0, 7) : 0;
+    p->packed_q = (kind == 1 && apart != 2) || kind == 2;
+    p->packed_k = kind == 1 && apart != 1;
+    p->padded_q = kind == 3 || kind == 5 || apart == 2;
+    p->padded_k = kind == 4 || kind == 5 || apart == 1;
     p->paged = kind == 6 || kind == 2;
     for (int64_t b = 0; b < p->batch; b++) {
         bool ragged_q = p->packed_q || p->padded_q,

@@ -26,6 +26,7 @@ typedef enum random_focus {
     RANDOM_EMPTY,   /* sequences without queries or keys, queries that see no key */
     RANDOM_UNUSED,  /* padding, pages, hidden keys: memory that must not be read */
     RANDOM_GRID,    /* more batch items or heads than a grid's 65,535 */
+    RANDOM_HEADS,   /* many heads and items of several tiles: blocks take them in groups */
     RANDOM_LENGTHS, /* packed, padded, paged; of length 0 and 1; rows after the last sequence */
     RANDOM_PAGED,   /* keys and values in pages of every size, queries packed or not */
     RANDOM_STRIDES, /* any order and gaps, broadcast, backwards, misaligned */

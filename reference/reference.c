@@ -117,6 +117,7 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
     if (!rounds_weights(in, cuda)) return r;
     r.weight = ref_epsilon(in->v.dtype) / 2;
     if (cuda) {
+        r.alibi_distance = 8; /* two roundings of half an epsilon, where `sum` is 16 epsilons */
         r.pair = r.weight;
         r.pair_tiny = ref_smallest(in->v.dtype) / 2;
     }
@@ -523,9 +524,9 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
     }
     if (o->alibi_slopes) {
         double slope = (double)o->alibi_slopes[item->b * o->alibi_batch_stride + h];
-        double penalty = slope * fabs((double)i + (double)item->diagonal - (double)j);
-        x -= penalty;
-        error += eps * fabs(penalty);
+        double distance = fabs((double)i + (double)item->diagonal - (double)j);
+        x -= slope * distance;
+        error += eps * fabs(slope) * fmax(distance, l->in->rounding.alibi_distance);
     }
     if (o->bias) {
         double bias = load_broadcast(o->bias, item->b, h, i, j);

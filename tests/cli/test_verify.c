@@ -9,7 +9,7 @@
 static const char *const classes[] = {"empty",  "unused", "lengths", "strides",    "tails",
                                       "masks",  "split",  "grid",    "invariance", "dropout",
                                       "wide",   "bias",   "chunks",  "quantized",  "latent",
-                                      "peaked", "paged"};
+                                      "peaked", "paged",  "heads"};
 
 /* Without FA_ALL_TESTS there are fewer problems. */
 static bool leaves_out(void)
