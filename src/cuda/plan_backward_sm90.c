@@ -89,6 +89,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->counters = x->units ? (int32_t *)(void *)(workspace + x->counters_offset) : NULL;
     params->units = x->units;
     params->units_together = x->units_together;
+    params->units_first = x->units_first;
     params->unit_heads = x->unit_heads;
     params->slices = x->slices;
     params->head_slices = x->head_slices;
@@ -434,15 +435,6 @@ static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launc
                                        count_heads_of_rounds(l, device, percent));
 }
 
-/* The same where launches are joined (n 512: 50 percent 195 TFLOP/s, 100: 180; n 1k: 75 percent 314,
- * 100: 297; n 2k: 100 percent 442, 200: 425). Without a mask more heads are hardly better. */
-static int64_t count_heads_joined(const fa_problem *p, const fa_cuda_plan_launch *l,
-                                  const fa_cuda_device *device)
-{
-    const int percent = !fa_cuda_shrinks(p) ? 400 : l->tiles <= 4 ? 50 : l->tiles <= 8 ? 75 : 100;
-    return count_heads_of_rounds(l, device, percent);
-}
-
 /* Heads whose blocks ascend, where sums have one order (tiles_before in
  * kernels/backward_sm90/work.cuh). Only under a causal mask without a window, where later keys are
  * seen by later queries, and by fewer. A block that ascends hardly waits for its turn, but a head's
@@ -533,13 +525,35 @@ static void plan_counter(const fa_variant *v, const fa_cuda_plan_launch *prepare
     plan->workspace_bytes = own->counter_offset + 16;
 }
 
+/* Groups of heads where launches are joined. Under a causal mask they are also those whose blocks take turns (n 512: 50 percent 195
+ * TFLOP/s, 100: 180; n 1k: 75 percent 314, 100: 297; n 2k: 100 percent 442, 200: 425). Without a mask more heads are hardly better. But
+ * the first group and the last one are one round of blocks: tensor cores wait while the first one is prepared and the last one is
+ * finished. */
+static void plan_groups_joined(const fa_problem *p, const fa_cuda_plan_launch *l,
+                               const fa_cuda_device *device, fa_cuda_backward_sm90_launch *own)
+{
+    if (fa_cuda_shrinks(p)) {
+        const int percent = l->tiles <= 4 ? 50 : l->tiles <= 8 ? 75 : 100;
+        own->heads_together = count_heads_of_rounds(l, device, percent);
+        own->units_first = own->units_together = (int32_t)own->heads_together;
+        return;
+    }
+    const int64_t round = count_heads_of_rounds(l, device, 100),
+                  most = count_heads_of_rounds(l, device, 400), rest = own->units - 2 * round;
+    const int64_t groups = rest > most ? (rest + most / 2) / most : 1;
+    own->heads_together = 1;
+    own->units_first = (int32_t)round;
+    own->units_together = (int32_t)(rest > 0 ? (rest + groups - 1) / groups : round);
+}
+
 /* Where launches are joined: blocks of all three kinds, and the counters by which they wait for each
  * other, which a launch in front clears. */
 static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                         fa_cuda_plan_launch *clear, fa_cuda_plan_launch *main, fa_cuda_plan *plan,
                         fa_cuda_backward_sm90_launch *own, char *why, size_t size)
 {
-    own->units = own->units_together = own->unit_heads = own->slices = own->head_slices = 0;
+    own->units = own->units_together = own->units_first = 0;
+    own->unit_heads = own->slices = own->head_slices = 0;
     own->counters_offset = 0;
     if (!v->joined) return true;
     if (clear->tasks == 0 || main->tasks == 0) {
@@ -555,7 +569,7 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
         return false;
     }
     own->units = (int32_t)units;
-    own->units_together = (int32_t)count_heads_joined(p, main, device);
+    plan_groups_joined(p, main, device, own);
     own->unit_heads = (int32_t)heads;
     own->head_slices = (int32_t)head_slices;
     own->slices = (int32_t)(heads * head_slices);
