@@ -148,8 +148,7 @@ typedef struct fa_backward_sm90_params {
      * head of a batch item with its query heads, or a split of it. It has two counters: slices
      * whose rows have been prepared; store warps that have added all their dQ. */
     int32_t *counters;
-    int32_t units, units_together; /* all; those whose blocks are consecutive, */
-    int32_t units_first;           /* and the first of those */
+    int32_t units, units_together; /* all; those whose blocks are consecutive */
     int32_t unit_heads;            /* query heads of a unit */
     int32_t slices, head_slices;   /* blocks for the rows of a unit; of a query head */
     /* From prepare: like lse, for later launches; NULL: not needed. */

@@ -10,8 +10,7 @@
  * data in the L2 cache.
  *
  * A unit is a key/value head of a batch item, or a split of it, with its query heads: only blocks
- * of the same unit depend on each other. Groups of units_together units follow each other in steps;
- * the first group has units_first, fewer, because nothing is multiplied while it is prepared.
+ * of the same unit depend on each other. Groups of units_together units follow each other in steps.
  * Step t has the blocks that prepare group t, those that multiply for group t - 1, and those that
  * finish group t - 2:
  *
@@ -74,7 +73,7 @@ typedef struct joined_block {
 /* Units of the groups before this one. */
 FA_DEVICE int32_t units_before(const fa_backward_sm90_params *s, int32_t group)
 {
-    return group <= 0 ? 0 : min(s->units_first + (group - 1) * s->units_together, s->units);
+    return max(0, min(group * s->units_together, s->units));
 }
 
 /* Blocks of the steps before this one. */
@@ -89,7 +88,7 @@ FA_DEVICE joined_block find_joined_block(const fa_attention_params *p,
                                          const fa_backward_sm90_params *s, uint32_t block)
 {
     const int32_t tiles = (int32_t)p->tiles, number = (int32_t)block;
-    /* As if all steps were full: the first ones and the last ones are not. */
+    /* As if all steps were full: the first two and the last ones are not. */
     int32_t step = number / (s->units_together * (tiles + 2 * s->slices));
 #pragma unroll 1
     while (blocks_before(s, step + 1, tiles) <= number) step++;

@@ -88,7 +88,7 @@ typedef struct fa_cuda_backward_sm90_launch {
     int32_t groups, groups_ahead, group_blocks, group_tiles, sum_tiles;
     /* Of a joined variant, as in fa_backward_sm90_params; units 0: of another one. */
     size_t counters_offset;
-    int32_t units, units_together, units_first, unit_heads, slices, head_slices;
+    int32_t units, units_together, unit_heads, slices, head_slices;
 } fa_cuda_backward_sm90_launch;
 
 /* Of backward_sm80: the same without maps. */

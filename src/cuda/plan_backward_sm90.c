@@ -89,7 +89,6 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->counters = x->units ? (int32_t *)(void *)(workspace + x->counters_offset) : NULL;
     params->units = x->units;
     params->units_together = x->units_together;
-    params->units_first = x->units_first;
     params->unit_heads = x->unit_heads;
     params->slices = x->slices;
     params->head_slices = x->head_slices;
@@ -526,24 +525,19 @@ static void plan_counter(const fa_variant *v, const fa_cuda_plan_launch *prepare
 }
 
 /* Groups of heads where launches are joined. Under a causal mask they are also those whose blocks take turns (n 512: 50 percent 195
- * TFLOP/s, 100: 180; n 1k: 75 percent 314, 100: 297; n 2k: 100 percent 442, 200: 425). Without a mask more heads are hardly better. But
- * the first group and the last one are one round of blocks: tensor cores wait while the first one is prepared and the last one is
- * finished. */
+ * TFLOP/s, 100: 180; n 1k: 75 percent 314, 100: 297; n 2k: 100 percent 442, 200: 425). Without a mask larger groups are hardly better, but
+ * for 1,024 and 2,048 keys in long batches (H200, 800 percent: n 512 0.996 times the rate of 400, 1k 1.012, 2k 1.007, 4k 0.996; n 1k with 8
+ * items 0.984). */
 static void plan_groups_joined(const fa_problem *p, const fa_cuda_plan_launch *l,
                                const fa_cuda_device *device, fa_cuda_backward_sm90_launch *own)
 {
-    if (fa_cuda_shrinks(p)) {
-        const int percent = l->tiles <= 4 ? 50 : l->tiles <= 8 ? 75 : 100;
-        own->heads_together = count_heads_of_rounds(l, device, percent);
-        own->units_first = own->units_together = (int32_t)own->heads_together;
-        return;
-    }
-    const int64_t round = count_heads_of_rounds(l, device, 100),
-                  most = count_heads_of_rounds(l, device, 400), rest = own->units - 2 * round;
-    const int64_t groups = rest > most ? (rest + most / 2) / most : 1;
-    own->heads_together = 1;
-    own->units_first = (int32_t)round;
-    own->units_together = (int32_t)(rest > 0 ? (rest + groups - 1) / groups : round);
+    const bool shrinks = fa_cuda_shrinks(p);
+    const bool large = l->tiles >= 8 && l->tiles <= 16 && l->tasks > 12 * device->multiprocessors;
+    const int whole = large ? 800 : 400, part = l->tiles <= 4 ? 50 : l->tiles <= 8 ? 75 : 100;
+    const int percent = shrinks ? part : whole;
+    const int64_t together = count_heads_of_rounds(l, device, percent);
+    own->units_together = (int32_t)together;
+    own->heads_together = shrinks ? together : 1;
 }
 
 /* Where launches are joined: blocks of all three kinds, and the counters by which they wait for each
@@ -552,8 +546,7 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
                         fa_cuda_plan_launch *clear, fa_cuda_plan_launch *main, fa_cuda_plan *plan,
                         fa_cuda_backward_sm90_launch *own, char *why, size_t size)
 {
-    own->units = own->units_together = own->units_first = 0;
-    own->unit_heads = own->slices = own->head_slices = 0;
+    own->units = own->units_together = own->unit_heads = own->slices = own->head_slices = 0;
     own->counters_offset = 0;
     if (!v->joined) return true;
     if (clear->tasks == 0 || main->tasks == 0) {
