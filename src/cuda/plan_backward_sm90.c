@@ -438,8 +438,9 @@ static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launc
  * kernels/backward_sm90/work.cuh). Only under a causal mask without a window, where later keys are
  * seen by later queries, and by fewer. A block that ascends hardly waits for its turn, but a head's
  * longest blocks come last. So the blocks of the last heads, one or two rounds of them, take turns
- * instead (H200, n 4k, rate over that of any order with one round and two: head dim 128 0.976, 0.990,
- * 64 0.935, 0.941, 192 0.978, 0.993; but n 2k, one item: 0.94, 0.76). Where an item's sums must not
+ * instead, two if they fit into most of the L2 cache (H200, n 4k, rate over that of any order with one round
+ * and two: head dim 128 0.976, 0.990, 64 0.935, 0.941, 192 0.978, 0.993; but head dim 128 n 16k 0.98,
+ * 0.94, and n 2k, one item: 0.94, 0.76). Where an item's sums must not
  * depend on the batch, all heads ascend, also with one key tile: in a batch with longer items they
  * would. */
 static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_launch *l,
@@ -447,8 +448,12 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
 {
     if (!fa_cuda_shrinks(p) || l->tiles < (p->batch_invariant ? 1 : 2)) return 0;
     const int64_t heads = l->tasks / l->tiles;
-    const int64_t busy = (count_takers(&fa_variants[l->variant], device) + l->tiles - 1) / l->tiles;
-    const int64_t left = p->batch_invariant ? 0 : clamp(heads / 2, busy < 2 ? 2 : busy, 2 * busy);
+    const fa_variant *v = &fa_variants[l->variant];
+    const int64_t busy = (count_takers(v, device) + l->tiles - 1) / l->tiles;
+    const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3),
+                  most = 2 * busy < fit ? 2 * busy : fit;
+    const int64_t left =
+        p->batch_invariant ? 0 : clamp(most < heads / 2 ? most : heads / 2, least, heads);
     return heads > left ? heads - left : 0;
 }
 
