@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Draws the charts: the ladder's, and flashattn's with other libraries.
 
-    python3 bench/plot.py [--results FILE] [--folder DIR] [--peers FILE] [--charts DIR]
+    python3 bench/plot.py [--results FILE] [--folder DIR] [--peers FILE] [--backward FILE] [--charts DIR]
 
 From the results of bench/ladder.py: ladder/scalability.png and .svg (the rungs with float32 in and
 out, all lengths, and PyTorch) and ladder/scalability-16bit.png and .svg (the 16-bit rungs
 at d = 128, full and causal). From those of bench/peers.py: docs/charts/forward.png and .svg
 (TFLOP/s by length, each library; more lengths if there is also peers-<device>-extra.json) and
-docs/charts/forward-ratio.png and .svg (ours over the best of the others). From that of bench/seed.py:
+docs/charts/forward-ratio.png and .svg (ours over the best of the others), and the same of backward. From that of bench/seed.py:
 docs/charts/seed-tflops and seed-time. The same results give the same files. Needs matplotlib.
 """
 
@@ -201,13 +201,14 @@ def draw_ladder(path, folder):
             print(f"plot.py: {path.name} has no {needed}: no {name}", file=sys.stderr)
 
 
-def draw_peers_charts(path, folder):
-    for stem, which in ((path.stem, "forward"), (f"{path.stem}-backward", "backward")):
-        paths = [path.with_name(f"{stem}{part}.json") for part in ("", "-extra")]
-        results = [json.loads(p.read_text()) for p in paths if p.is_file()]
-        if paths[0].is_file():
-            save(peers_plot.lines_chart(results), folder, which)
-            save(peers_plot.bars_chart(results[0]), folder, f"{which}-ratio")
+def draw_pass(path, folder, which):
+    paths = [path.with_name(f"{path.stem}{part}.json") for part in ("", "-extra")]
+    results = [json.loads(p.read_text()) for p in paths if p.is_file()]
+    save(peers_plot.lines_chart(results), folder, which)
+    save(peers_plot.bars_chart(results[0]), folder, f"{which}-ratio")
+
+
+def draw_training(path, folder):
     training = path.with_name(f"{path.name.replace('peers', 'train', 1)}")
     if training.is_file():
         save(peers_plot.training_chart(json.loads(training.read_text())), folder, "training")
@@ -230,21 +231,27 @@ def main():
     add("--folder", type=pathlib.Path, default=ROOT / "ladder",
         help="where the ladder's pictures go (default: ladder)")
     add("--peers", type=pathlib.Path, default=ROOT / "bench/results/peers-h100.json",
-        help="beside the others; default: bench/results/peers-h100.json; -backward, train and seed beside it")
+        help="forward beside the others; default: bench/results/peers-h100.json; train and seed beside it")
+    add("--backward", type=pathlib.Path, default=ROOT / "bench/results/peers-h200-backward.json",
+        help="backward beside the others; default: bench/results/peers-h200-backward.json")
     add("--charts", type=pathlib.Path, default=ROOT / "docs/charts",
         help="where those pictures go (default: docs/charts)")
     settings = parser.parse_args()
-    missing = [path for path in (settings.results, settings.peers) if not path.is_file()]
+    inputs = settings.results, settings.peers, settings.backward
+    missing = [path for path in inputs if not path.is_file()]
     for path in missing:
         print(f"plot.py: {path} is not there", file=sys.stderr)
     with plt.rc_context(STYLE):
         if settings.results not in missing:
             draw_ladder(settings.results, settings.folder)
         if settings.peers not in missing:
-            draw_peers_charts(settings.peers, settings.charts)
+            draw_pass(settings.peers, settings.charts, "forward")
+            draw_training(settings.peers, settings.charts)
             draw_seed(settings.peers.with_name(settings.peers.name.replace("peers", "seed", 1)),
                       settings.results, settings.charts)
-    return 2 if len(missing) == 2 else 0
+        if settings.backward not in missing:
+            draw_pass(settings.backward, settings.charts, "backward")
+    return 2 if len(missing) == len(inputs) else 0
 
 
 if __name__ == "__main__":
