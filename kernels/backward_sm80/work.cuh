@@ -84,9 +84,9 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
 }
 
 /* A block's task. Tasks count through the tiles of a head, then through those of the next head.
- * Blocks count through the first tiles of `together` heads, then their second tiles, so that
- * neighbouring blocks do not wait for each other's sums. In both orders a tile comes after all
- * earlier tiles of its head. */
+ * Blocks count through the first tiles of `together` heads, then their second tiles. So neighbouring
+ * blocks do not wait for each other's sums, and under a causal mask long blocks come first. In both
+ * orders a tile comes after all earlier tiles of its head. */
 FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t together)
 {
     if (together <= 1) return block;

@@ -58,6 +58,34 @@ def test_deterministic_gradients_of_other_lengths_repeat(dim, length, mask):
     check_repeats(length, dim, REPEATS // 20, **mask)
 
 
+@pytest.mark.parametrize(
+    "batch, heads, length, dims",
+    [
+        (1, 12, 1024, (128, 128)),
+        (8, 12, 512, (64, 64)),
+        (5, 20, 500, (128, 128)),
+        (3, 5, 1000, (192, 128)),
+        (2, 10, 2048, (192, 192)),
+        (1, 40, 2048, (256, 256)),
+        (1, 100, 300, (320, 320)),
+    ],
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_each_head(batch, heads, length, dims, causal):
+    """Blocks take heads in groups, of which the last one is smaller."""
+    q, k, v = (random(batch, length, heads, dim).requires_grad_() for dim in (dims[0], *dims))
+    out = flashattn.attention(q, k, v, causal=causal)
+    dout = torch.randn_like(out)
+    exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in exact), is_causal=causal
+    ).transpose(1, 2)
+    gradients = torch.autograd.grad(out, (q, k, v), dout)
+    for x, y in zip(gradients, torch.autograd.grad(expected, exact, dout.float())):
+        errors = (x.float() - y).norm(dim=(1, 3)) / y.norm(dim=(1, 3))
+        assert errors.max() < 0.02, f"items and heads {(errors >= 0.02).nonzero().tolist()}"
+
+
 def training_step(q, k, v, dout):
     out = flashattn.attention(q, k, v, causal=True)
     return (out, *torch.autograd.grad(out, (q, k, v), dout))
