@@ -398,7 +398,7 @@ static void leave_little_room(fa_cuda_plan *plan)
 }
 
 /* Sequences are too short for two tiles of dQ to be counted together; half of the problems do it. And
- * heads are few: there are several groups of them. */
+ * heads are few: there are several groups of them, but where the blocks of a unit follow each other. */
 static void choose_turns(fa_cuda_plan *plan, int64_t number)
 {
     for (int i = 0; i < plan->count; i++) {
@@ -406,7 +406,8 @@ static void choose_turns(fa_cuda_plan *plan, int64_t number)
         own->counts_pairs = number % 2;
         own->tiles_ahead = 1 + (int32_t)(number / 2 % 4);
         own->ascending_together = 1 + number / 3 % 3;
-        if (own->first_stored && !own->ordered) own->heads_together = 1 + number % 3;
+        if (own->first_stored && !own->ordered && own->left.units == 0)
+            own->heads_together = 1 + number % 3;
     }
 }
 
@@ -465,19 +466,21 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
-/* Additional options: how dbias is stored, and whether TMA loads the bias. */
+/* Additional options: how dbias is stored, and whether TMA loads the bias; whether blocks add to first
+ * shares. */
 static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
 {
-    uint64_t other = 0;
+    uint64_t other = 0, first = 0;
     for (int i = 0; i < plan->count; i++) {
         const fa_cuda_plan_launch *l = &plan->launches[i];
         if (l->idle || !is_main(l)) continue;
+        first |= (uint64_t)adds_to_first_shares(l) << 16;
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
         other |= 1u << (above + l->backward_sm90.dbias_mapped);
         other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
         other |= (uint64_t)waits_for_room(l) << (above + 6);
     }
-    return p->bias.data ? other : 0;
+    return first | (p->bias.data ? other : 0);
 }
 
 /* Decides about the first run. */
