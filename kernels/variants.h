@@ -27,7 +27,8 @@
  *                     One: it is there, alone. 0: masks by position and lengths alone
  *   keys              of a key tile
  *   stages, q_stages  buffers of the pipeline in shared memory, for keys and for values; for queries
- *   ordered           1: only where sums have one order (FA_DETERMINISTIC, FA_BATCH_INVARIANT)
+ *   ordered           1: for sums in one order, where FA_DETERMINISTIC or FA_BATCH_INVARIANT asks for it, or where
+ *                     that is faster
  *   static_smem       bytes of shared memory beside the dynamic ones, at most; 0: as of any kernel here
  *   max_parts         of a launch of combine
  * The others are explained by the header of their family, kernels/<folder>/<folder>.h, which also has the formulas

@@ -117,7 +117,7 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
     if (!rounds_weights(in, cuda)) return r;
     r.weight = ref_epsilon(in->v.dtype) / 2;
     if (cuda) {
-        r.alibi_distance = 8; /* two roundings of half an epsilon, where `sum` is 16 epsilons */
+        r.alibi_distance = 8; /* of 16 epsilons each: 128 keys, twice half an epsilon */
         r.pair = r.weight;
         r.pair_tiny = ref_smallest(in->v.dtype) / 2;
     }

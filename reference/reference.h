@@ -44,8 +44,9 @@ typedef struct ref_rounding {
     /* Of queries, keys, values and dout when they are multiplied, and in backward of weights and of
      * scores' gradients, relative: that of tf32; 0: they are not rounded. */
     double operand;
-    /* ALiBi's penalty of a key is rounded like that of a key at least so far away: kernels on tensor
-     * cores subtract the distance to a tile of 128 keys, and add that within the tile. */
+    /* ALiBi's penalty has at least the error of a key so far away, relative to `sum`: kernels on
+     * tensor cores subtract the distance to a tile of 128 keys and add that within it, and round each
+     * by half an epsilon. */
     double alibi_distance;
     double cap; /* of a capped logit, relative: GPU kernels may use a series for its tanh */
 } ref_rounding;

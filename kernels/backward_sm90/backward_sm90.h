@@ -22,9 +22,9 @@
  *   key_sums    of a split and a block's keys: a float for each key and column of dK, then of dV;
  *               for each 64 keys in the same order
  *   semaphores  of a tile, for each consumer's columns: how many key tiles have been added, if sums
- *               have one order (ORDERED variants use the first one, for all columns). If the first
- *               block of a head runs ahead: of a sequence's last tile, how many shares this block
- *               has stored
+ *               have one order (ORDERED variants with one block for the keys use the first one,
+ *               for all columns). If the first block of a head runs ahead: of a sequence's last
+ *               tile, how many shares this block has stored
  *   cleared     of a group of heads: how many blocks have cleared their shares of its sums
  *   left        of a 16-bit dbias that batch items or heads share: counters, and dS that blocks
  *               have left

@@ -143,8 +143,8 @@ enum {
     STORE_WARPS = ORDERED && !PERSISTENT && DQ_PARTS == 1 ? 3 : 2, /* that store dQ */
     /* Of a consumer: of each buffer, and of each part for each store warp that serves the same
      * consumer. */
-    DQ_BARRIERS =
-        ORDERED && STORE_WARPS * DQ_PARTS > DQ_BUFFERS ? STORE_WARPS *DQ_PARTS : DQ_BUFFERS,
+    DQ_TURNS = ORDERED ? DQ_PARTS * STORE_WARPS : 0,
+    DQ_BARRIERS = DQ_TURNS > DQ_BUFFERS ? DQ_TURNS : DQ_BUFFERS,
     THREADS = FA_BACKWARD_SM90_THREADS,
     KEYS = FA_BACKWARD_SM90_KEYS,
     BLOCK_KEYS = KEYS,

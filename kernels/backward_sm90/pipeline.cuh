@@ -122,9 +122,9 @@ FA_DEVICE uint64_t *dq_empty(shared_state *state, int consumer, int use)
     return &state->dq_empty[(uint32_t)use % DQ_BUFFERS][consumer];
 }
 
-/* The barrier at which a consumer arrives when it has filled the buffer of a use. Each buffer, or
- * each store warp that serves the same consumer, has a barrier, so that no barrier is a phase ahead
- * of a warp that waits. */
+/* The barrier at which a consumer arrives when it has filled the buffer of a use. Each buffer has a
+ * barrier. If several store warps serve a consumer in turn, each of them has one for each part of dQ,
+ * so that no barrier is a phase ahead of a warp that waits. */
 FA_DEVICE uint64_t *dq_full(shared_state *state, int consumer, int use)
 {
     return &state->dq_full[(uint32_t)use % DQ_BARRIERS][consumer];

@@ -735,7 +735,7 @@ FA_DEVICE void release_dq(const pipeline *pipe, int first, int consumers, int us
         ptx_mbarrier_arrive(dq_empty(pipe->state, c, use));
 }
 
-/* Both for consumers whose dQ comes in parts. */
+/* Does what both of these do, where dQ comes in parts. */
 FA_DEVICE void put_parts(const pipeline *pipe, const fa_backward_params *p,
                          const fa_backward_sm90_params *s, const dq_turn *turn, int use)
 {

@@ -152,8 +152,9 @@ FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backwar
     const int64_t before = fa_min64(together, heads); /* the first blocks of the first group */
     if (block < before) return block * p->tiles;
     int64_t rest = block - before, first = fa_divide(rest, together * p->tiles) * together;
-    /* If the last group has fewer heads, so few first blocks come before the group in front of it, and
-     * its own blocks begin earlier. */
+    /* The quotient assumes full groups. If the last group has fewer heads, fewer first blocks come in
+     * front of the group before it, and the last group begins earlier. So this counts from the group
+     * before it, and the condition below finds the last one. */
     if (first > 0 && first + together >= heads) first -= together;
     rest -= first * p->tiles;
     int64_t own = fa_min64(together, heads - first),

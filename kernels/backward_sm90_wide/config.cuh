@@ -109,6 +109,7 @@ enum {
 };
 static_assert(Q_STAGES > 1 && DOUT_BYTES <= Q_BYTES,
               "the gradient of values is stored through a stage that nobody reads");
+static_assert(!ORDERED || !OPTIONS, "what has been measured");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
               "as the planner counts");
 

@@ -48,9 +48,9 @@ FA_DEVICE dq_operands find_operands(uint32_t base, int count)
 
 #if HEAD_DIM == 192
 
-/* Adds a tile's dQ to the sums, or stores it: of both blocks' keys, in this block's columns. Of 192 columns, block 0 has the
- * first 96 and block 1 the others, so each has 32 of the middle 64. The products with the block's
- * own keys do not wait for the peer. */
+/* Adds a tile's dQ to the sums, or stores it: of both blocks' keys, in this block's columns. Of 192
+ * columns, block 0 has the first 96 and block 1 the others, so each has 32 of the middle 64. The
+ * products with the block's own keys do not wait for the peer. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to, bool is_first)
 {
     const int first = THIS_BLOCK * 2, middle = 1, rest = THIS_BLOCK * DQ_REST;

@@ -64,7 +64,9 @@ typedef struct fa_cuda_backward_sm90_launch {
     bool sums_transposed;        /* as in fa_backward_sm90_params */
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
     size_t delta_offset;         /* of prepare: where it leaves delta; 0: nobody wants it */
-    bool ordered;                /* sums have one order, by semaphores; then: */
+    /* A head's sums are consecutive tiles, and follow those of the head before. */
+    bool heads_in_order;
+    bool ordered; /* sums have one order, by semaphores; then: */
     /* As in fa_backward_sm90_params: */
     int64_t heads_ascending, ascending_together;
     bool counts_pairs;
@@ -82,8 +84,6 @@ typedef struct fa_cuda_backward_sm90_launch {
             summed; /* as in fa_backward_sm90_left; units 0: none is left */
     } left;
     /* Of variants that clear sums ahead, as in fa_backward_sm90_params; groups 0: prepare clears all. */
-    bool
-        heads_in_order; /* a head's sums are consecutive tiles, and follow those of the head before */
     size_t cleared_offset;
     int32_t groups, groups_ahead, group_blocks, group_tiles, sum_tiles;
     /* Of a joined variant, as in fa_backward_sm90_params; units 0: of another one. */

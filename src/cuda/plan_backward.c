@@ -71,7 +71,7 @@ int64_t fa_cuda_lengthen_last_group(const fa_cuda_plan_launch *l, int64_t at_onc
     const int64_t missing = count_missing_blocks(l, at_once, together);
     if (l->tiles == 1 || l->tasks > 8 * at_once || missing < gain) return together;
     int64_t best = together, least = missing;
-    for (int64_t t = together + 1; t <= most; t++) {
+    for (int64_t t = together + 1; t <= most && least > 0; t++) {
         const int64_t now = count_missing_blocks(l, at_once, t);
         if (now < least) best = t, least = now;
     }

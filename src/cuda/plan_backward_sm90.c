@@ -195,10 +195,13 @@ static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 
 /* Whether wide heads take turns where any order would do. Their first shares of dQ are stored, so nobody clears the sums, and under
  * a causal mask blocks that ascend hardly wait (rate over that of any order, H200: head dim 256, n 512, 1k, 4k, 16k 1.18, 1.13,
- * 1.05, 1.05; 192, n 512, 1k, 2k, 4k 1.06, 1.03, 1.00, 0.97; 256 without a mask 0.95 to 1.01). */
+ * 1.05, 1.05; 192, n 512, 1k, 2k, 4k 1.06, 1.03, 1.00, 0.97). With few heads most blocks would not ascend (256, n 4k, 8 heads 1.00).
+ * Of packed sequences, n_k is the rows of all. */
 static bool is_faster_ordered(const fa_problem *p, const fa_variant *v)
 {
-    return is_wide(v) && p->causal && (find_columns(v) > 192 || p->n_k <= 1024);
+    const int64_t heads = p->heads_kv * (p->cu_seqlens_k ? 1 : p->batch);
+    return is_wide(v) && fa_cuda_shrinks(p) && heads >= 8 &&
+           (find_columns(v) > 192 || p->n_k <= 1024);
 }
 
 static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
@@ -437,11 +440,11 @@ static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launc
 /* Heads whose blocks ascend, where sums have one order (tiles_before in
  * kernels/backward_sm90/work.cuh). Only under a causal mask without a window, where later keys are
  * seen by later queries, and by fewer. A block that ascends hardly waits for its turn, but a head's
- * longest blocks come last. So the blocks of the last heads, one or two rounds of them, take turns
- * instead, two if they fit into most of the L2 cache (H200, n 4k, rate over that of any order with one round
- * and two: head dim 128 0.976, 0.990, 64 0.935, 0.941, 192 0.978, 0.993; but head dim 128 n 16k 0.98,
- * 0.94, and n 2k, one item: 0.94, 0.76). Where an item's sums must not
- * depend on the batch, all heads ascend, also with one key tile: in a batch with longer items they
+ * longest blocks come last. So the blocks of the last heads take turns instead: one round of blocks, or
+ * up to two if these heads fit into three quarters of the L2 cache and are at most half of all (H200,
+ * rate over that of any order with one round and with two: n 4k, head dim 128 0.976, 0.990, 64 0.935, 0.941, 192
+ * 0.978, 0.993; n 16k, head dim 128 0.98, 0.94; n 2k, 16 heads, 0.94, 0.76). Where an item's sums must
+ * not depend on the batch, all heads ascend, also with one key tile: in a batch with longer items they
  * would. */
 static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_launch *l,
                                      const fa_cuda_device *device)
@@ -460,15 +463,18 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
 /* Those of them whose blocks take turns, so that a block starts later than the one whose additions it follows. For persistent
  * blocks and short sequences they make two rounds of blocks, so that nobody waits (head dim 64, rate over that of sums in any
  * order: n 256 with 4 heads 0.91, with 128 0.97; n 512 with 4 0.96, with 64 0.985; n 4k with 1 head 0.95, with 4 0.97; n 16k with
- * 1, 4 and 8 heads 0.97, 0.99, 0.92, where 8 do not fit into the L2 cache. Head dim 128, n 512: with 4 0.98, with 66 0.94). */
+ * 1, 4 and 8 heads 0.97, 0.99, 0.92, where 8 do not fit into the L2 cache. Head dim 128, n 512: with 4 0.98, with 66 0.94). With wide
+ * heads it is one head (causal n 4k, 1, 2, 4, 8 heads: head dim 256 1.048, 1.041, 1.033, 0.945, 192 0.976, 0.979, 0.982, 0.967; n 16k
+ * 0.974, 0.964, 0.961, 0.755). */
 static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_launch *l,
                                         const fa_cuda_device *device)
 {
     const fa_variant *v = &fa_variants[l->variant];
+    if (l->tasks == 0) return 1;
     const int64_t most = is_wide(v)                       ? 1
                          : v->persistent && l->tiles <= 4 ? count_heads_of_rounds(l, device, 200)
                                                           : 4;
-    return l->tasks > 0 ? clamp(count_heads_in(p, v, device->l2_bytes), 1, most) : 1;
+    return clamp(count_heads_in(p, v, device->l2_bytes), 1, most);
 }
 
 /* Where sums have any order: whether a head's first block, whose keys all query tiles see, stores its
@@ -530,8 +536,8 @@ static void plan_counter(const fa_variant *v, const fa_cuda_plan_launch *prepare
 }
 
 /* Groups of heads where launches are joined. Under a causal mask they are also those whose blocks take turns (n 512: 50 percent 195
- * TFLOP/s, 100: 180; n 1k: 75 percent 314, 100: 297; n 2k: 100 percent 442, 200: 425). Without a mask larger groups are hardly better, but
- * for 1,024 and 2,048 keys in long batches (H200, 800 percent: n 512 0.996 times the rate of 400, 1k 1.012, 2k 1.007, 4k 0.996; n 1k with 8
+ * TFLOP/s, 100: 180; n 1k: 75 percent 314, 100: 297; n 2k: 100 percent 442, 200: 425). Without a mask larger groups are hardly better,
+ * except for 1,024 to 2,048 keys in long batches (H200, 800 percent: n 512 0.996 times the rate of 400, 1k 1.012, 2k 1.007, 4k 0.996; n 1k with 8
  * items 0.984). */
 static void plan_groups_joined(const fa_problem *p, const fa_cuda_plan_launch *l,
                                const fa_cuda_device *device, fa_cuda_backward_sm90_launch *own)

@@ -15,7 +15,8 @@ bool fa_cuda_backward_sm90_params(const fa_problem *problem, const fa_cuda_plan_
                                   fa_cuda_fault *fault);
 
 /* Has blocks of a plan clear the sums of dQ for blocks that come so many groups of heads later (clear_ahead.cuh). The planner does so
- * where that is faster, tests do everywhere. False: the kernel can't, or there are too few groups. */
+ * where that is faster, tests do everywhere. False: the kernel can't, there are too few groups,
+ * or only queries or only keys are packed. */
 bool fa_cuda_backward_sm90_clear_ahead(fa_cuda_plan *plan, int64_t ahead);
 
 #endif

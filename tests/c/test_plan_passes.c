@@ -1165,6 +1165,30 @@ static void test_order(void)
     CHECK(find_sm90(&plan)->heads_together == 16 && !find_sm90(&plan)->first_stored,
           "%lld heads in turn in any order", (long long)find_sm90(&plan)->heads_together);
 
+    /* Wide heads have one order by default where that is faster, and an item's does not depend on the batch. */
+    static const struct {
+        int64_t heads, n, d, d_v, window;
+        bool causal, ordered;
+    } wide[] = {{8, 4096, 256, 256, -1, true, true},   {7, 4096, 256, 256, -1, true, false},
+                {8, 4096, 256, 256, 100, true, false}, {8, 4096, 256, 256, -1, false, false},
+                {10, 1024, 192, 192, -1, true, true},  {10, 1025, 192, 192, -1, true, false},
+                {10, 1024, 192, 128, -1, true, false}};
+    for (size_t i = 0; i < sizeof wide / sizeof wide[0]; i++) {
+        fa_problem q = make_half_backward(1, wide[i].heads, wide[i].n);
+        q.d = wide[i].d;
+        q.d_v = wide[i].d_v;
+        q.causal = wide[i].causal;
+        q.window_left = wide[i].window;
+        plan = plan_apart(&q);
+        CHECK(find_sm90(&plan)->ordered == wide[i].ordered, "case %zu", i);
+        q.batch_invariant = true;
+        plan = plan_apart(&q);
+        const fa_cuda_backward_sm90_launch *l = find_sm90(&plan);
+        CHECK(fa_variants[FIND(&plan, backward_sm90)->variant].ordered && l->splits == 1 &&
+                  l->heads_ascending == (q.causal && q.window_left < 0 ? wide[i].heads : 0),
+              "case %zu: %lld heads ascend", i, (long long)l->heads_ascending);
+    }
+
     /* In any order, groups of heads whose last one is not too short, if there are few blocks. */
     static const struct {
         int64_t heads, n, d, together;

@@ -34,7 +34,7 @@ static bool find_blocks(const order_case *c)
     for (int64_t block = 0; block < blocks; block++) {
         const order_place at = c->of(&c->p, &c->s, block);
         if (at.number < 0 || at.number >= count_works(c, at.kind)) return false;
-        if (done_by[at.kind][at.number] >= 0) return false; /* so one is left out */
+        if (done_by[at.kind][at.number] >= 0) return false; /* then another one is left out */
         done_by[at.kind][at.number] = block;
         if (at.kind == ORDER_MULTIPLIES) ascends[at.number / c->tiles] = at.ascends;
     }
@@ -97,11 +97,16 @@ int main(void)
                 c = make_case(order_of_ordered, heads, tiles);
                 c.s.heads_together = together;
                 check_case(&c, "one order");
-                c.s.heads_ascending = heads - together; /* the planner: the others take turns */
+                c.s.heads_ascending = heads - together; /* the others take turns */
                 for (int ascending = 1; ascending <= 5; ascending++) {
                     c.s.ascending_together = ascending;
                     check_case(&c, "blocks ascend");
                 }
+
+                c.s.heads_together = 0; /* as where sums do not depend on the batch */
+                c.s.heads_ascending = heads;
+                c.s.ascending_together = together;
+                check_case(&c, "all blocks ascend");
 
                 c = make_case(order_of_joined, heads, tiles);
                 c.slices = 1 + heads % MOST_SLICES;

@@ -397,8 +397,9 @@ static void leave_little_room(fa_cuda_plan *plan)
             plan->launches[i].backward_sm90.left.room = 1;
 }
 
-/* Sequences are too short for two tiles of dQ to be counted together; half of the problems do it. And
- * heads are few: there are several groups of them, but where the blocks of a unit follow each other. */
+/* Sequences are too short for two tiles of dQ to be counted together; half of the problems do it.
+ * Problems also have few heads: with small groups of them there are several, except where the blocks
+ * of a unit must follow each other. */
 static void choose_turns(fa_cuda_plan *plan, int64_t number)
 {
     for (int i = 0; i < plan->count; i++) {
