@@ -63,7 +63,8 @@ static int64_t count_missing_blocks(const fa_cuda_plan_launch *l, int64_t at_onc
     return missing > 0 ? missing : 0;
 }
 
-int64_t fa_cuda_lengthen_last_group(const fa_cuda_plan_launch *l, int64_t at_once, int64_t together)
+/* `together` heads, or more if the last group then lacks much fewer blocks. */
+static int64_t lengthen_last_group(const fa_cuda_plan_launch *l, int64_t at_once, int64_t together)
 {
     const int64_t heads = l->tasks / l->tiles, twice = 2 * together < heads ? 2 * together : heads,
                   most = l->tasks <= 4 * at_once ? heads : twice,
@@ -76,6 +77,13 @@ int64_t fa_cuda_lengthen_last_group(const fa_cuda_plan_launch *l, int64_t at_onc
         if (now < least) best = t, least = now;
     }
     return missing - least < gain ? together : best;
+}
+
+int64_t fa_cuda_count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                    int64_t at_once, int percent)
+{
+    if (!fa_cuda_shrinks(p) || l->tasks == 0) return 1;
+    return lengthen_last_group(l, at_once, fa_cuda_count_heads_of_rounds(l, at_once, percent));
 }
 
 bool fa_cuda_add_finish_keys(const fa_cuda_planning *x, const fa_variant *v, int threads,

@@ -35,12 +35,13 @@ bool fa_cuda_shrinks(const fa_problem *problem);
 int64_t fa_cuda_count_heads_of_rounds(const fa_cuda_plan_launch *launch, int64_t at_once,
                                       int percent);
 
-/* `together` heads, whose blocks take turns, long blocks first. If all heads make few rounds of blocks, the last such group counts most:
- * its long blocks begin when all others are done. With two rounds in it, of which half are short, all multiprocessors end together. If
- * it would have fewer, more heads take turns: up to twice as many, or all (H200, causal, one item: head dim 128, n 2k, 16 heads 1.03 times
- * the rate, n 4k, 20 heads 1.10, n 8k, 10 heads 1.13; 192, n 4k, 10 heads 1.10; (192, 128) 1.32. With 15 rounds it is no gain). */
-int64_t fa_cuda_lengthen_last_group(const fa_cuda_plan_launch *launch, int64_t at_once,
-                                    int64_t together);
+/* Heads whose blocks take turns, long blocks first, where sums have any order: under a causal mask those that make so many rounds of
+ * blocks, otherwise one. If all heads make few rounds, the last such group counts most: its long blocks begin when all others are done.
+ * With two rounds in it, of which half are short, all multiprocessors end together. If it would have fewer, more heads take turns: up to
+ * twice as many, or all (H200, causal, one item: head dim 128, n 2k, 16 heads 1.03 times the rate, n 4k, 20 heads 1.10, n 8k, 10 heads
+ * 1.13; 192, n 4k, 10 heads 1.10; (192, 128) 1.32. With 15 rounds it is no gain). */
+int64_t fa_cuda_count_heads_in_turn(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                                    int64_t at_once, int percent);
 
 /* Adds the launch that adds up what splits of `main` leave, if there are several. */
 bool fa_cuda_add_finish_keys(const fa_cuda_planning *planning, const fa_variant *variant,

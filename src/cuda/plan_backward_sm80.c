@@ -174,17 +174,11 @@ static fa_cuda_plan_launch *add_pass(const fa_cuda_planning *x, int first, int d
     return l;
 }
 
-/* Heads whose blocks take turns where sums have any order, as in backward_sm90: under a causal mask two rounds of blocks, long blocks
- * first (H200, times the rate with one head, one round and two: head dim 128, n 4k 1.06, 1.06, n 1k 0.99, 1.035; one item, 16 heads,
+/* Rounds of blocks, in percent, of the heads that take turns where sums have any order (H200, times the rate with one head, one round and two: head dim 128, n 4k 1.06, 1.06, n 1k 0.99, 1.035; one item, 16 heads,
  * n 4k 1.24, 1.23, n 2k 1.38, 1.44; float32, n 4k 1.04, 1.04, n 1k 0.99, 1.035). */
-static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
-                                   int64_t at_once)
-{
-    if (!fa_cuda_shrinks(p) || l->tasks == 0) return 1;
-    return fa_cuda_lengthen_last_group(l, at_once, fa_cuda_count_heads_of_rounds(l, at_once, 200));
-}
+enum { ROUNDS_PERCENT = 200 };
 
-/* The same where sums have one order. */
+/* Heads whose blocks take turns where sums have one order. */
 static int64_t count_heads_together(const fa_cuda_plan_launch *l, const fa_cuda_device *device)
 {
     if (l->tasks == 0) return 1;
@@ -244,7 +238,8 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     own.ordered = p->deterministic || p->batch_invariant;
     own.heads_together =
         own.ordered ? count_heads_together(main, x->device)
-                    : count_heads_in_turn(p, main, count_running(x->device, v, count_smem(v)));
+                    : fa_cuda_count_heads_in_turn(
+                          p, main, count_running(x->device, v, count_smem(v)), ROUNDS_PERCENT);
     x->plan->workspace_bytes = own.semaphores_offset;
     if (own.ordered)
         x->plan->workspace_bytes +=

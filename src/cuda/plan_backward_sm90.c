@@ -204,6 +204,7 @@ static bool is_faster_ordered(const fa_problem *p, const fa_variant *v)
            (find_columns(v) > 192 || p->n_k <= 1024);
 }
 
+/* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
 static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
 {
     const struct {
@@ -432,20 +433,19 @@ static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launc
 {
     const int ahead = fa_variants[l->variant].persistent ? 100 : l->tiles <= 4 ? 25 : 50;
     const int percent = first_ahead ? ahead : l->tiles <= 16 ? 100 : 200;
-    if (!fa_cuda_shrinks(p) || l->tasks == 0) return 1;
-    return fa_cuda_lengthen_last_group(l, count_takers(&fa_variants[l->variant], device),
-                                       count_heads_of_rounds(l, device, percent));
+    return fa_cuda_count_heads_in_turn(p, l, count_takers(&fa_variants[l->variant], device),
+                                       percent);
 }
 
 /* Heads whose blocks ascend, where sums have one order (tiles_before in
  * kernels/backward_sm90/work.cuh). Only under a causal mask without a window, where later keys are
  * seen by later queries, and by fewer. A block that ascends hardly waits for its turn, but a head's
- * longest blocks come last. So the blocks of the last heads take turns instead: one round of blocks, or
- * up to two if these heads fit into three quarters of the L2 cache and are at most half of all (H200,
- * rate over that of any order with one round and with two: n 4k, head dim 128 0.976, 0.990, 64 0.935, 0.941, 192
- * 0.978, 0.993; n 16k, head dim 128 0.98, 0.94; n 2k, 16 heads, 0.94, 0.76). Where an item's sums must
- * not depend on the batch, all heads ascend, also with one key tile: in a batch with longer items they
- * would. */
+ * longest blocks come last. So the blocks of the last heads take turns instead: one round of blocks,
+ * or up to two if these heads fit into three quarters of the L2 cache and are at most half of all
+ * (H200, rate over that of any order with one round and with two: n 4k, head dim 128 0.976, 0.990, 64
+ * 0.935, 0.941, 192 0.978, 0.993; n 16k, head dim 128 0.98, 0.94; n 2k, 16 heads, 0.94, 0.76). Where an
+ * item's sums must not depend on the batch, all heads ascend, also with one key tile: in a batch with
+ * longer items they would. */
 static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_launch *l,
                                      const fa_cuda_device *device)
 {
@@ -453,10 +453,9 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t heads = l->tasks / l->tiles;
     const fa_variant *v = &fa_variants[l->variant];
     const int64_t busy = (count_takers(v, device) + l->tiles - 1) / l->tiles;
-    const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3),
-                  most = 2 * busy < fit ? 2 * busy : fit;
+    const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3);
     const int64_t left =
-        p->batch_invariant ? 0 : clamp(most < heads / 2 ? most : heads / 2, least, heads);
+        p->batch_invariant ? 0 : clamp(heads / 2, least, clamp(fit, least, 2 * busy));
     return heads > left ? heads - left : 0;
 }
 
