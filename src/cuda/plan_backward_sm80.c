@@ -174,8 +174,9 @@ static fa_cuda_plan_launch *add_pass(const fa_cuda_planning *x, int first, int d
     return l;
 }
 
-/* Rounds of blocks, in percent, of the heads that take turns where sums have any order (H200, times the rate with one head, one round and two: head dim 128, n 4k 1.06, 1.06, n 1k 0.99, 1.035; one item, 16 heads,
- * n 4k 1.24, 1.23, n 2k 1.38, 1.44; float32, n 4k 1.04, 1.04, n 1k 0.99, 1.035). */
+/* Rounds of blocks, in percent, of the heads that take turns where sums have any order (H200, times the
+ * rate with one head, one round and two: head dim 128, n 4k 1.06, 1.06, n 1k 0.99, 1.035; one item, 16
+ * heads, n 4k 1.24, 1.23, n 2k 1.38, 1.44; float32, n 4k 1.04, 1.04, n 1k 0.99, 1.035). */
 enum { ROUNDS_PERCENT = 200 };
 
 /* Heads whose blocks take turns where sums have one order. */
