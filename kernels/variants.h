@@ -421,11 +421,15 @@ VARIANT_16BIT(backward_sm90_d128_alibi, .file = "backward_sm90/backward_sm90", .
 VARIANT_16BIT(backward_sm90_d128_dropout, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_DROPOUT, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_d64_bias, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = FA_SM90_BIAS, .stages = 2)
+VARIANT_16BIT(backward_sm90_d64_by_rows, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = FA_SM90_BY_ROWS, .stages = 2)
 VARIANT_16BIT(backward_sm90_general64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = FA_SM90_ALL, .stages = 2)
 /* Two stages, for a tile of the bias. */
 VARIANT_16BIT(backward_sm90_d128_bias, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = FA_SM90_BIAS, .stages = 2, .static_smem = 512)
+VARIANT_16BIT(backward_sm90_d128_by_rows, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_BY_ROWS, .stages = 2, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_general128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_ALL, .stages = 3, .static_smem = 512)

@@ -116,7 +116,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
             clear_ahead(&s, (int)number);
 #endif
 #if BIAS_TILE
-        else if (warp == WARP_BIAS && threadIdx.x % 32 == 0 && pipe.bias_mapped)
+        else if (warp == WARP_BIAS && threadIdx.x % 32 == 0 && has_bias_map(&pipe))
             produce_bias(&pipe, &s);
 #endif
 #endif

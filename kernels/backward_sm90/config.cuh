@@ -19,7 +19,8 @@
  *     STATIC_SMEM  bytes of static shared memory that the planner adds to the dynamic ones; 0: the
  *                  same as for any kernel
  *     OPTIONS      0: only masks by position and lengths; FA_SM90_ALL: each option may be present
- *                  or not; one option, such as FA_SM90_SOFTCAP: it is present, alone
+ *                  or not; one option, such as FA_SM90_SOFTCAP: it is present, alone. FA_SM90_BY_ROWS
+ *                  is a boolean mask, or any bias
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
@@ -73,6 +74,9 @@
 
 /* Whether there is a tile of a bias in shared memory. */
 #define BIAS_TILE FA_BACKWARD_SM90_BIAS_TILE(HEAD_DIM, STAGES, OPTIONS)
+
+/* Whether a bias of ELEMENT is the only option, and TMA loads it and stores dbias. */
+#define BIAS_ALONE (OPTIONS == FA_SM90_BIAS)
 
 /* Whether consumers hold their keys and values in registers. */
 #define KEYS_IN_REGISTERS (HEAD_DIM == 64 && !OPTIONS)

@@ -314,7 +314,7 @@ FA_DEVICE void load_bias(const pipeline *pipe, const fa_kernel_view *bias, const
                          const tile_cursor *at, const tile_options *options, uint32_t *x2)
 {
     shared_state *state = pipe->state;
-    if (pipe->bias_mapped) {
+    if (has_bias_map(pipe)) {
         ptx_mbarrier_wait(&state->bias_full[c->number], at->count & 1);
 #pragma unroll
         for (int j = 0; j < QUERIES / 8; j += 2)
@@ -331,7 +331,7 @@ FA_DEVICE void load_bias(const pipeline *pipe, const fa_kernel_view *bias, const
  * that had not been read. */
 FA_DEVICE void release_bias(const pipeline *pipe, const consumer_state *c)
 {
-    if (!pipe->bias_mapped) return;
+    if (!has_bias_map(pipe)) return;
     __syncwarp();
     ptx_mbarrier_arrive_if(&pipe->state->bias_empty[c->number], c->leader);
 }
@@ -354,10 +354,17 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
     uint32_t bias[SCORES / 2];
     *options = find_tile_options(p, w, at, c->number, true);
     load_bias(pipe, &p->bias, c, at, options, bias);
+#if BIAS_ALONE
+    options->hides = !sees_all_pairs(pipe->state, options, bias);
+#endif
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
-    weigh_with_options(p, pipe->state, w, options, bias, c->scores, c->weights, c->scale, rows,
-                       true);
+#if BIAS_ALONE
+    if (!options->hides) weigh_with_bias(bias, c->scores, c->weights, c->scale, rows);
+    else
+#endif
+        weigh_with_options(p, pipe->state, w, options, bias, c->scores, c->weights, c->scale, rows,
+                           true);
     release_bias(pipe, c);
 #else
     ptx_wgmma_wait(1);
@@ -395,13 +402,14 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, SCORES);
 #endif
-    weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
+    if (BIAS_ALONE && !options->hides) weigh_gradients(c->scores, c->dp, c->ds, delta, false);
+    else weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
     if (DQ_FIRST && tile_number(c, at->count) >= DS_BUFFERS) wait_for_ds(c);
     store_ds(c, c->ds, at->count);
 #if HIDES
 #if BIAS_TILE
     if (shares_dbias(pipe)) share_float_ds(pipe, c, at->count);
-    if (pipe->dbias_mapped) return;
+    if (BIAS_ALONE || pipe->dbias_mapped) return;
 #endif
     if (p->dbias_by_others) put_dbias(p, work_of(pipe), options, c->scores);
 #endif

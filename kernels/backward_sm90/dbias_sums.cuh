@@ -27,21 +27,24 @@
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/semaphore.cuh"
 #include "ptx/tma.cuh"
 
 enum {
     ADDERS = CONSUMERS * WARPGROUP,         /* threads that add up a tile */
     ADDER_VECTORS = DS_BYTES / 16 / ADDERS, /* of eight elements, of a thread */
+    ADDER_ROWS = ADDERS / 8,                /* whose eight keys each are a vector of all threads */
     SHARES_AT_ONCE = 4,
-    TILES_AHEAD = 2 /* that are being prefetched to the L2 cache */
+    BYTES_AHEAD = 256 << 10 /* that are being prefetched to the L2 cache */
 };
 
 /* What the blocks of a unit have left. */
 typedef struct left_unit {
     const char *ds;          /* the first share of its first tile */
-    int64_t step, shares;    /* bytes from a share to the next one; shares of each element */
+    int64_t step;            /* bytes from a share to the next one */
     int64_t item, head, key; /* the first ones, in dbias */
+    int shares;              /* of each element */
     int heads;               /* of dbias */
     int from, to;            /* query tiles that see some of the keys */
 } left_unit;
@@ -76,7 +79,7 @@ FA_DEVICE left_unit find_left_unit(const fa_backward_params *p, const fa_backwar
     left_unit u;
     u.ds = find_left_tile(s, unit, 0, w->heads, 0, 0);
     u.step = by_heads ? head_step : w->heads * head_step;
-    u.shares = by_heads ? (int64_t)s->left.blocks * w->heads : s->left.blocks;
+    u.shares = by_heads ? s->left.blocks * w->heads : s->left.blocks;
     u.item = by_items ? 0 : w->sequence.batch;
     u.head = by_heads ? 0 : w->sequence.head;
     u.key = w->keys.first;
@@ -88,73 +91,131 @@ FA_DEVICE left_unit find_left_unit(const fa_backward_params *p, const fa_backwar
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
-FA_DEVICE void add_eight(float *sums, uint4 x)
+/* first: sums begin with these elements. */
+FA_DEVICE void add_eight(float *sums, uint4 x, bool first)
 {
     const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const float2 y = fa_unpack_x2(words[n], ELEMENT);
-        sums[2 * n] += y.x;
-        sums[2 * n + 1] += y.y;
+        sums[2 * n] = first ? y.x : sums[2 * n] + y.x;
+        sums[2 * n + 1] = first ? y.y : sums[2 * n + 1] + y.y;
     }
 }
 
-/* Elements of a row of dbias. `left` elements remain from the first one on. */
-FA_DEVICE void put_eight(const fa_kernel_view *dbias, int64_t index, int64_t left, const float *x)
+/* A thread's elements of a tile are eight keys of some rows, and of the same rows 64 keys later. */
+typedef struct dbias_place {
+    char *first;       /* the first key of query thread / 8 */
+    int64_t row, head; /* bytes to the next query's, to the next head's */
+    int64_t key;       /* elements to the next key */
+    int rows, keys;    /* that remain from the first ones on, at most a number that is enough */
+    bool aligned;      /* eight keys are 16 aligned bytes */
+} dbias_place;
+
+FA_DEVICE dbias_place find_dbias_place(const fa_backward_params *p, const left_unit *u, int thread)
 {
-    uint16_t *to = (uint16_t *)(void *)dbias->data + index;
-    if (left >= 8 && dbias->stride[3] == 1 && ((uintptr_t)to & 15) == 0) {
+    const fa_kernel_view *v = &p->dbias;
+    const int row = thread / 8;
+    const int64_t key = u->key + (thread % 8 ^ row % 8) * 8;
+    dbias_place x;
+    x.first = v->data + (u->item * v->stride[0] + u->head * v->stride[1] + row * v->stride[2] +
+                         key * v->stride[3]) *
+                            2;
+    x.row = v->stride[2] * 2;
+    x.head = v->stride[1] * 2;
+    x.key = v->stride[3];
+    x.rows = (int)(p->dbias_shape[2] - row);
+    x.keys = (int)fa_min64(p->dbias_shape[3] - key, KEYS);
+    x.aligned =
+        x.key == 1 && (((uintptr_t)x.first | (uintptr_t)x.row | (uintptr_t)x.head) & 15) == 0;
+    return x;
+}
+
+FA_DEVICE void put_eight(const dbias_place *d, char *to, int keys, const float *x)
+{
+    if (keys >= 8 && d->aligned) {
         *(uint4 *)(void *)to = make_uint4(fa_pack_x2(x[0], x[1]), fa_pack_x2(x[2], x[3]),
                                           fa_pack_x2(x[4], x[5]), fa_pack_x2(x[6], x[7]));
         return;
     }
 #pragma unroll
     for (int n = 0; n < 8; n++)
-        if (n < left) fa_store_element((char *)to, ELEMENT, n * dbias->stride[3], x[n]);
+        if (n < keys) fa_store_element(to, ELEMENT, n * d->key, x[n]);
 }
 
-/* Adds `count` shares. The compiler knows count, so that all loads are issued before the first is
- * used. */
-FA_DEVICE void add_shares(float sums[ADDER_VECTORS][8], const char *from, int64_t step, int count)
+/* Some shares of a tile, which are added together. */
+typedef struct left_shares {
+    int head, tile;
+    int first; /* of SHARES_AT_ONCE, or fewer at the end */
+} left_shares;
+
+/* Shares from the first one on. A tile that sees none of the keys has none, and its sums are 0. */
+FA_DEVICE int count_shares(const left_unit *u, const left_shares *at)
 {
-    uint4 x[SHARES_AT_ONCE][ADDER_VECTORS];
+    return at->tile >= u->from && at->tile < u->to ? u->shares - at->first : 0;
+}
+
+FA_DEVICE void advance_shares(const fa_backward_sm90_params *s, const left_unit *u, left_shares *at)
+{
+    const bool last = count_shares(u, at) <= SHARES_AT_ONCE;
+    at->first = last ? 0 : at->first + SHARES_AT_ONCE;
+    at->tile += last;
+    if (at->tile < s->q_tiles) return;
+    at->tile = 0;
+    at->head++;
+}
+
+/* A thread's elements. After the last share, any share is loaded again. */
+FA_DEVICE void load_shares(const fa_backward_sm90_params *s, const left_unit *u,
+                           const left_shares *at, int thread,
+                           uint4 x[SHARES_AT_ONCE][ADDER_VECTORS])
+{
+    const char *from = u->ds + ((int64_t)at->head * s->q_tiles + at->tile) * DS_BYTES +
+                       at->first * u->step + 16 * thread;
+    const int last = u->shares - 1 - at->first;
 #pragma unroll
-    for (int m = 0; m < count; m++)
+    for (int m = 0; m < SHARES_AT_ONCE; m++)
 #pragma unroll
         for (int n = 0; n < ADDER_VECTORS; n++)
-            x[m][n] = *(const uint4 *)(from + m * step + n * (16 * ADDERS));
-#pragma unroll
-    for (int m = 0; m < count; m++)
-#pragma unroll
-        for (int n = 0; n < ADDER_VECTORS; n++) add_eight(sums[n], x[m][n]);
+            x[m][n] = *(const uint4 *)(from + (m < last ? m : last) * u->step + n * (16 * ADDERS));
 }
 
-/* Adds up the shares of a tile, by ADDERS threads. */
-FA_DEVICE void add_left_tile(const fa_backward_params *p, const fa_backward_sm90_params *s,
-                             const left_unit *u, int head, int tile, int thread)
+/* Adds a thread's elements of share m to its sums. */
+FA_DEVICE void add_share(const uint4 *x, float sums[ADDER_VECTORS][8], bool first)
 {
-    const char *from = u->ds + ((int64_t)head * s->q_tiles + tile) * DS_BYTES + 16 * thread;
-    int64_t left = tile >= u->from && tile < u->to ? u->shares : 0;
-    float sums[ADDER_VECTORS][8];
+#pragma unroll
+    for (int n = 0; n < ADDER_VECTORS; n++) add_eight(sums[n], x[n], first);
+}
+
+/* The first of some shares. */
+FA_DEVICE void add_first_share(const left_unit *u, const left_shares *at,
+                               uint4 x[SHARES_AT_ONCE][ADDER_VECTORS], float sums[ADDER_VECTORS][8])
+{
+    if (at->first > 0) add_share(x[0], sums, false);
+    else add_share(x[0], sums, true);
+    if (count_shares(u, at) > 0) return;
 #pragma unroll
     for (int n = 0; n < ADDER_VECTORS; n++)
 #pragma unroll
-        for (int k = 0; k < 8; k++) sums[n][k] = 0;
-#pragma unroll 1
-    for (; left >= SHARES_AT_ONCE; left -= SHARES_AT_ONCE, from += SHARES_AT_ONCE * u->step)
-        add_shares(sums, from, u->step, SHARES_AT_ONCE);
-#pragma unroll 1
-    for (; left > 0; left--, from += u->step) add_shares(sums, from, u->step, 1);
+        for (int k = 0; k < 8; k++) sums[n][k] = 0; /* nothing has been loaded */
+}
+
+/* The others. Sums go to dbias with a tile's last ones. */
+FA_DEVICE void add_other_shares(const left_unit *u, const dbias_place *d, const left_shares *at,
+                                uint4 x[SHARES_AT_ONCE][ADDER_VECTORS],
+                                float sums[ADDER_VECTORS][8])
+{
+    const int count = count_shares(u, at);
+#pragma unroll
+    for (int m = 1; m < SHARES_AT_ONCE; m++)
+        if (m < count) add_share(x[m], sums, false);
+    if (count > SHARES_AT_ONCE) return;
+    char *to = d->first + at->head * d->head + at->tile * (QUERIES * d->row);
+    const int rows = d->rows - at->tile * QUERIES;
 #pragma unroll
     for (int n = 0; n < ADDER_VECTORS; n++) {
-        const int vector = n * ADDERS + thread, row = vector / 8 % QUERIES;
-        const int64_t query = tile * QUERIES + row;
-        const int64_t key = u->key + vector / (8 * QUERIES) * OWN_KEYS + (vector % 8 ^ row % 8) * 8;
-        if (query >= p->dbias_shape[2]) continue;
-        put_eight(&p->dbias,
-                  u->item * p->dbias.stride[0] + (u->head + head) * p->dbias.stride[1] +
-                      query * p->dbias.stride[2] + key * p->dbias.stride[3],
-                  p->dbias_shape[3] - key, sums[n]);
+        const int row = n * ADDER_ROWS % QUERIES, key = n * ADDER_ROWS / QUERIES * OWN_KEYS;
+        if (row < rows) put_eight(d, to + row * d->row + key * d->key * 2, d->keys - key, sums[n]);
     }
 }
 
@@ -183,15 +244,48 @@ FA_DEVICE void count_left(const pipeline *pipe, const fa_backward_sm90_params *s
     ptx_mbarrier_arrive(&pipe->state->left);
 }
 
-/* Prefetches one of the unit's tiles. */
-FA_DEVICE void fetch_left_tile(const fa_backward_sm90_params *s, const left_unit *u, int number,
-                               int thread)
+/* Prefetches the shares of a tile, and goes on to the next tile. */
+FA_DEVICE void fetch_tile(const fa_backward_sm90_params *s, const left_unit *u, left_shares *at,
+                          int thread)
 {
-    const int head = (int)fa_divide(number, s->q_tiles), tile = number - head * (int)s->q_tiles;
-    if (head >= u->heads || tile < u->from || tile >= u->to) return;
+    const bool sees = at->head < u->heads && at->tile >= u->from && at->tile < u->to;
+    const char *from = u->ds + ((int64_t)at->head * s->q_tiles + at->tile) * DS_BYTES;
 #pragma unroll 1
-    for (int64_t i = thread; i < u->shares; i += ADDERS)
-        ptx_bulk_prefetch(u->ds + i * u->step + (int64_t)number * DS_BYTES, DS_BYTES);
+    for (int i = sees ? thread : u->shares; i < u->shares; i += ADDERS)
+        ptx_bulk_prefetch(from + i * u->step, DS_BYTES);
+    if (++at->tile < s->q_tiles) return;
+    at->tile = 0;
+    at->head++;
+}
+
+/* Adds up a unit, by ADDERS threads. While they add some shares, they load the next ones: after the
+ * first share, because a wait for some loads is a wait for all that have been issued. */
+FA_DEVICE void add_unit(const fa_backward_params *p, const fa_backward_sm90_params *s,
+                        const left_unit *u, int thread)
+{
+    const dbias_place place = find_dbias_place(p, u, thread);
+    float sums[ADDER_VECTORS][8];
+    uint4 x[2][SHARES_AT_ONCE][ADDER_VECTORS];
+    left_shares at = {0, 0, 0}, next = {0, 0, 0}, fetched = {0, 0, 0};
+#pragma unroll 1
+    for (int bytes = 0; bytes < BYTES_AHEAD; bytes += u->shares * DS_BYTES)
+        fetch_tile(s, u, &fetched, thread);
+    if (count_shares(u, &at) > 0) load_shares(s, u, &at, thread, x[0]);
+#pragma unroll 1
+    while (at.head < u->heads)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (at.head >= u->heads) break;
+            add_first_share(u, &at, x[i], sums);
+#pragma unroll
+            for (int n = 0; n < ADDER_VECTORS; n++) ptx_register_fence(sums[n], 8);
+            advance_shares(s, u, &next);
+            if (next.head < u->heads && count_shares(u, &next) > 0)
+                load_shares(s, u, &next, thread, x[1 - i]);
+            if (next.first == 0) fetch_tile(s, u, &fetched, thread);
+            add_other_shares(u, &place, &at, x[i], sums);
+            at = next;
+        }
 }
 
 /* Executed by the consumers when they have nothing else to do. */
@@ -204,15 +298,7 @@ FA_DEVICE void add_left(const pipeline *pipe, const fa_backward_params *p,
     ptx_mbarrier_wait(&pipe->state->left, 0);
     if (!pipe->state->adds_left) return;
     const left_unit u = find_left_unit(p, s, work_of(pipe), unit);
-    const int tiles = u.heads * (int)s->q_tiles;
-#pragma unroll 1
-    for (int number = 0; number < TILES_AHEAD; number++) fetch_left_tile(s, &u, number, thread);
-#pragma unroll 1
-    for (int number = 0; number < tiles; number++) {
-        const int head = (int)fa_divide(number, s->q_tiles);
-        fetch_left_tile(s, &u, number + TILES_AHEAD, thread);
-        add_left_tile(p, s, &u, head, number - head * (int)s->q_tiles, thread);
-    }
+    add_unit(p, s, &u, thread);
     ptx_named_barrier_sync(NAMED_BARRIER_CONSUMERS, ADDERS);
     if (thread == 0) ptx_counter_add(&s->left.counters[2 * unit + 1]);
 }

@@ -55,6 +55,7 @@ typedef struct tile_options {
     uint32_t keeps; /* those that dropout keeps */
     int query, key; /* the thread's first ones: in the sequence; in the block */
     int head;
+    bool hides; /* whether some pair may be hidden from the warp */
 } tile_options;
 
 #if OPTIONS
@@ -185,7 +186,8 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
                                 (at->tile + 1) * QUERIES <= w->sequence.n_q);
     o.sees = all ? ~0u : find_seen(w, o.query, o.key);
     o.keeps = has_dropout(p) ? find_kept(p, w, &o) : ~0u;
-    if (HIDES && p->mask.data) o.sees = read_mask(&p->mask, w, &o);
+    o.hides = true;
+    if (HIDES && !BIAS_ALONE && p->mask.data) o.sees = read_mask(&p->mask, w, &o);
     return o;
 }
 
@@ -377,7 +379,8 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
         float *x = scores + 4 * first, slopes[4 * GROUP];
         cap_scores(p, x, slopes, scale, poison);
         if (has_alibi(p)) add_alibi(p, w, o, x, first);
-        if (HIDES && p->bias.data) add_bias(&p->bias, w, o, bias_x2, x, first);
+        if (BIAS_ALONE) add_bias_x2(bias_x2 + 2 * first, x, ELEMENT);
+        else if (HIDES && p->bias.data) add_bias(&p->bias, w, o, bias_x2, x, first);
 #pragma unroll
         for (int j = 0; j < GROUP; j++) {
             if ((first + j) % 2 == 0) load_four_rows(row, rows + 32 * (uint32_t)(first + j));
@@ -403,6 +406,44 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
         }
     }
 }
+
+#if BIAS_ALONE
+
+/* Whether a warp's pairs are all seen, and its consumer's keys are finite. */
+FA_DEVICE bool sees_all_pairs(const shared_state *state, const tile_options *o,
+                              const uint32_t *bias_x2)
+{
+    const uint32_t *bad_keys = &state->bad_keys[o->key / OWN_KEYS * (OWN_KEYS / 32)];
+    /* Of a bias as unsigned numbers, -infinity is larger than all but NaN. */
+    uint32_t most = 0;
+#pragma unroll
+    for (int n = 0; n < SCORES / 2; n++) most = ptx_max_u16x2(most, bias_x2[n]);
+    const bool shows = (most & 0xffffu) < FA_NEGATIVE_INFINITY && most >> 16 < FA_NEGATIVE_INFINITY;
+    const bool finite = (bad_keys[0] | bad_keys[1]) == 0;
+    return !__any_sync(0xffffffffu, !finite || !shows || o->sees != ~0u);
+}
+
+/* The same as weigh_with_options for such pairs, with the same bits. */
+FA_DEVICE void weigh_with_bias(const uint32_t *bias_x2, float *scores, uint32_t *weights,
+                               float scale, uint32_t rows)
+{
+    float row[4];
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j++) {
+        if (j % 2 == 0) load_four_rows(row, rows + 32 * (uint32_t)j);
+        const float *lse = row + j % 2 * 2;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float *x = scores + 4 * j + 2 * r;
+            const float2 bias = fa_unpack_x2(bias_x2[2 * j + r], ELEMENT);
+            x[0] = ptx_ex2(fa_bias_score(x[0] * scale, bias.x, FA_LOG2E) - lse[0]);
+            x[1] = ptx_ex2(fa_bias_score(x[1] * scale, bias.y, FA_LOG2E) - lse[1]);
+            weights[2 * j + r] = fa_pack_x2(x[0], x[1]);
+        }
+    }
+}
+
+#endif
 
 /* Applies dropout to dP. The product of a dropped weight and its dP is 0, whatever dP is. */
 FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *o, float *dp)

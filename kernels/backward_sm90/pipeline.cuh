@@ -86,6 +86,13 @@ FA_DEVICE const block_work *work_of(const pipeline *pipe)
 #endif
 }
 
+#if BIAS_TILE
+
+/* Whether TMA loads the bias. */
+FA_DEVICE bool has_bias_map(const pipeline *pipe) { return BIAS_ALONE || pipe->bias_mapped; }
+
+#endif
+
 /* Whether dbias is stored from dS in 32 bits, through the buffer of dQ, which is then used twice a
  * tile. */
 FA_DEVICE bool shares_dbias(const pipeline *pipe)

@@ -23,6 +23,9 @@
 #define FA_X2_ONES 0x3c003c00u
 #endif
 
+/* -infinity. */
+#define FA_NEGATIVE_INFINITY (0x8000u | (FA_X2_EXPONENTS & 0xffffu))
+
 /* Two floats, rounded; low goes to the lower half. */
 FA_DEVICE uint32_t fa_pack_x2(float low, float high)
 {

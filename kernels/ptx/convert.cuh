@@ -1,5 +1,5 @@
 /*
- * Conversions and arithmetic of one instruction (PTX ISA: cvt, prmt, ex2, rcp, mul.wide).
+ * Conversions and arithmetic of one instruction (PTX ISA: cvt, prmt, ex2, rcp, max, mul.wide).
  */
 #ifndef FA_KERNELS_PTX_CONVERT_CUH
 #define FA_KERNELS_PTX_CONVERT_CUH
@@ -106,6 +106,14 @@ FA_DEVICE float ptx_rcp(float x)
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* The larger of each half, as unsigned numbers. From Hopper on. */
+FA_DEVICE uint32_t ptx_max_u16x2(uint32_t a, uint32_t b)
+{
+    uint32_t x2;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(x2) : "r"(a), "r"(b));
+    return x2;
 }
 
 /* The 64 bits of a product. The compiler makes two instructions of one by a constant. */

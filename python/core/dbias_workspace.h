@@ -17,9 +17,8 @@ static inline size_t dbias_workspace(const fa_tensor *q, const fa_tensor *dbias,
 {
     const int64_t *n = dbias->shape;
     const bool own = n[0] == q->shape[0] && n[1] == q->shape[2];
-    const uint32_t one_order = FA_DETERMINISTIC | FA_BATCH_INVARIANT;
     if (!dbias->data || dbias->dtype == FA_FLOAT32 || own || n[2] == 1 || n[3] == 1 ||
-        options->softcap > 0 || options->flags & one_order)
+        options->softcap > 0 || options->flags & FA_BATCH_INVARIANT)
         return 0;
     return (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float) + 256;
 }

@@ -193,19 +193,38 @@ static bool is_ordered(const fa_problem *p)
 /* The kernels for the widest head dims have their own tiles and threads. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 
+/* Whether blocks take turns where any order would do, in short sequences without a mask. Their first shares of dQ are stored, so nobody
+ * clears the sums, and a head has few blocks that wait. There must be enough of them (rate over that of any order, H200: head dim
+ * 128, n 200, 256, 384, 512, 640, 1000 1.07, 1.06, 1.05, 1.01, 1.04, 0.97; with two rounds of blocks 0.97 to 0.98. Head dim 64, n
+ * 256, 384, 512, 640, 768 1.01, 1.01, 1.04, 1.02, 1.00; with eight rounds 1.00, with four 0.92; 2,048 queries for 512 keys 0.95.
+ * Four query heads for a key/value head 0.97 and 0.92). columns: the widest head dim of the variant. */
+static bool is_short_and_full(const fa_problem *p, const fa_cuda_device *device, int columns)
+{
+    const int64_t tiles = fa_cuda_count_tiles(p->n_k, FA_BACKWARD_SM90_KEYS),
+                  blocks = tiles * p->heads_kv * p->batch;
+    if (p->causal || p->window_left >= 0 || p->window_right >= 0 || fa_cuda_has_own_lengths(p) ||
+        p->heads_q > p->heads_kv || tiles > 5)
+        return false;
+    if (columns == 64)
+        return tiles > 2 && p->n_q <= p->n_k && blocks >= 11 * device->multiprocessors;
+    return columns == 128 && tiles > 1 && blocks >= 3 * device->multiprocessors;
+}
+
 /* Whether wide heads take turns where any order would do. Their first shares of dQ are stored, so nobody clears the sums, and under
  * a causal mask blocks that ascend hardly wait (rate over that of any order, H200: head dim 256, n 512, 1k, 4k, 16k 1.18, 1.13,
  * 1.05, 1.05; 192, n 512, 1k, 2k, 4k 1.06, 1.03, 1.00, 0.97). With few heads most blocks would not ascend (256, n 4k, 8 heads 1.00).
  * Of packed sequences, n_k is the rows of all. */
-static bool is_faster_ordered(const fa_problem *p, const fa_variant *v)
+static bool is_faster_ordered(const fa_problem *p, const fa_cuda_device *device,
+                              const fa_variant *v)
 {
     const int64_t heads = p->heads_kv * (p->cu_seqlens_k ? 1 : p->batch);
-    return is_wide(v) && fa_cuda_shrinks(p) && heads >= 8 &&
-           (find_columns(v) > 192 || p->n_k <= 1024);
+    if (!is_wide(v)) return is_short_and_full(p, device, find_columns(v));
+    return fa_cuda_shrinks(p) && heads >= 8 && (find_columns(v) > 192 || p->n_k <= 1024);
 }
 
 /* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
-static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
+static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device *device,
+                                      const fa_cuda_family *family)
 {
     const struct {
         const fa_cuda_family *family;
@@ -223,7 +242,7 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family 
         const fa_variant *v = &fa_variants[i];
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
-        if (v->ordered && !is_ordered(p) && !is_faster_ordered(p, v)) continue;
+        if (v->ordered && !is_ordered(p) && !is_faster_ordered(p, device, v)) continue;
         if (!found || find_columns(v) < find_columns(found)) found = v;
     }
     return found;
@@ -303,7 +322,8 @@ static void plan_shared_bias(const fa_problem *p, fa_cuda_backward_sm90_launch *
         left ? p->dbias_shape[0] < p->batch : fa_cuda_is_broadcast(&p->bias, 0) && p->batch > 1;
     const bool by_heads = left ? p->dbias_shape[1] < p->heads_q
                                : fa_cuda_is_broadcast(&p->bias, 1) && p->heads_kv > 1;
-    if ((!own->bias_mapped && !own->dbias_mapped) || own->ordered || p->cu_seqlens_q) return;
+    if ((!own->bias_mapped && !own->dbias_mapped) || (own->ordered && !left) || p->cu_seqlens_q)
+        return;
     if (by_heads) own->heads_together = p->heads_kv * own->splits * (by_items ? p->batch : 1);
     else if (by_items) own->items_together = p->batch;
 }
@@ -316,6 +336,25 @@ static void map_scores(const fa_problem *p, const fa_variant *v, fa_cuda_dbias d
     own->bias_mapped = has_tile && fa_cuda_map_bias(p, &own->maps[4]);
     own->dbias_mapped =
         has_tile ? map_dbias(p, dbias, &own->maps[5]) : FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
+}
+
+/* The variant for a bias alone if TMA loads it, it has the type of q, and dbias is stored by TMA or made by another launch. */
+static const fa_variant *find_bias_variant(const fa_problem *p, const fa_variant *by_rows,
+                                           fa_cuda_dbias dbias,
+                                           const fa_cuda_backward_sm90_launch *own)
+{
+    const bool stores =
+        dbias == FA_CUDA_DBIAS_ALONE || own->dbias_mapped != FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
+    if (by_rows->options != FA_SM90_BY_ROWS || p->mask.data || !own->bias_mapped ||
+        p->bias.dtype != p->q.dtype || !stores)
+        return by_rows;
+    for (int i = FA_FIRST_backward_sm90; i < FA_END_backward_sm90; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v->options == FA_SM90_BIAS && v->head_dim == by_rows->head_dim &&
+            v->element == by_rows->element)
+            return v;
+    }
+    return by_rows;
 }
 
 /* How many blocks, or clusters of them, the device runs at once. */
@@ -347,7 +386,8 @@ static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_de
                           FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
     const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) - (int64_t)left_counter_bytes(units);
     const int64_t fit = memory > 0 ? memory / bytes : 0, last = (room + blocks - 1) / blocks;
-    if (units > INT32_MAX / 2 || fit < 2 || fit * blocks * 8 < room * (8 + blocks)) return false;
+    const bool waits = fit * blocks * 8 < room * (8 + blocks);
+    if (units > INT32_MAX / 2 || fit < 2 || (waits && !p->deterministic)) return false;
     own->left.units = (int32_t)units;
     own->left.blocks = (int32_t)blocks;
     own->left.room = (int32_t)(fit < units ? fit : units);
@@ -624,11 +664,14 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         refuse_head_dims(p, 256, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
         fa_cuda_refuse_block_strides(p, why, size))
         return false;
-    const fa_variant *v = find_variant(p, plan->family);
+    const fa_variant *v = find_variant(p, device, plan->family);
     map_tensors(p, find_block_keys(v), own.maps);
     own.left.units = own.left.room = own.left.blocks = own.left.summed = 0;
     if (dbias == FA_CUDA_DBIAS_SUMMED && plan_left(p, v, device, &own)) dbias = FA_CUDA_DBIAS_LEFT;
+    else if (dbias == FA_CUDA_DBIAS_LEFT && !plan_left(p, v, device, &own))
+        dbias = FA_CUDA_DBIAS_ALONE;
     map_scores(p, v, dbias, &own);
+    v = find_bias_variant(p, v, dbias, &own);
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
 
@@ -762,14 +805,24 @@ static void clear_ahead_where_faster(const fa_cuda_device *device, fa_cuda_plan 
         fa_cuda_backward_sm90_clear_ahead(plan, ahead);
 }
 
+/* Sums of what blocks have left have one order. An item's must not depend on how many items there are. */
+static bool can_leave_in_order(const fa_problem *p)
+{
+    const int64_t *n = p->dbias_shape;
+    return p->deterministic && !p->batch_invariant && p->dbias.data && p->softcap == 0 &&
+           n[2] > 1 && n[3] > 1 && (n[0] < p->batch || n[1] < p->heads_q);
+}
+
 /* Sums of dbias are made where the workspace has room for them: fa_workspace_size, which does not know dbias, does not count them. */
 static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                           char *why, size_t size)
 {
-    const fa_cuda_dbias dbias = fa_cuda_choose_dbias(p);
+    const fa_cuda_dbias dbias =
+        can_leave_in_order(p) ? FA_CUDA_DBIAS_LEFT : fa_cuda_choose_dbias(p);
+    const bool needs_room = dbias == FA_CUDA_DBIAS_SUMMED || dbias == FA_CUDA_DBIAS_LEFT;
     if (!make_launches(p, device, dbias, plan, why, size)) return false;
     clear_ahead_where_faster(device, plan); /* not where there is a bias */
-    if (dbias != FA_CUDA_DBIAS_SUMMED || plan->workspace_bytes <= p->workspace_size) return true;
+    if (!needs_room || plan->workspace_bytes <= p->workspace_size) return true;
     fa_cuda_plan_begin(device, plan->family, plan);
     return make_launches(p, device, FA_CUDA_DBIAS_ALONE, plan, why, size);
 }
@@ -837,16 +890,17 @@ static bool refuse_packed(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-/* One launch is faster without a mask above head dim 64 (16,384 tokens on an H100, head dim 128, one
+/* One launch is faster without a mask above head dim 64, except where one order of sums is faster still (16,384 tokens on an H100, head dim 128, one
  * launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k 649 and 646; head dim 64, n 1k:
  * 388 and 417). Under a causal mask it was faster on one GPU (n 4k 531 and 505), and on others up to 9%
  * slower. Windows are not measured. Short sequences have persistent blocks. That needs no words. */
 static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, char *why,
                             size_t size)
 {
-    (void)device, (void)why, (void)size;
+    (void)why, (void)size;
+    const bool in_order = (p->d > 96 || p->d_v > 96) && is_short_and_full(p, device, 128);
     return (p->d <= 64 && p->d_v <= 64) || p->causal || p->window_left >= 0 ||
-           p->window_right >= 0 || is_short(p);
+           p->window_right >= 0 || is_short(p) || in_order;
 }
 
 static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *device,

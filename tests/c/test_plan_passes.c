@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "cuda/family.h"
+#include "../../kernels/forward_sm90/forward_sm90.h"
 #include "cuda/plan_combine.h"
 #include "flashattn.h"
 #include "gpus.h"
@@ -647,7 +648,7 @@ static void test_sm90(void)
     fa_problem problems[5] = {plain, plain, plain, plain, plain};
     static const int variants[5] = {
         FA_VARIANT_backward_sm90_d64_softcap_f16, FA_VARIANT_backward_sm90_d64_alibi_f16,
-        FA_VARIANT_backward_sm90_d64_bias_f16, FA_VARIANT_backward_sm90_d64_bias_f16,
+        FA_VARIANT_backward_sm90_d64_by_rows_f16, FA_VARIANT_backward_sm90_d64_by_rows_f16,
         FA_VARIANT_backward_sm90_d64_dropout_f16};
     fa_cuda_plan s = plan_by(&fa_cuda_backward_sm90, &plain, &devices[H200]);
     const fa_cuda_plan_launch *l = FIND(&s, backward_sm90);
@@ -722,13 +723,97 @@ static void test_dbias(void)
               workspace_of(&p) >= bytes + delta + sums,
           "summed: %s, %zu bytes", dbias_launches(&p), workspace_of(&p));
     p.deterministic = true;
-    CHECK(strcmp(dbias_launches(&p), "a") == 0, "one order: %s", dbias_launches(&p));
+    CHECK(strcmp(dbias_launches(&p), "") == 0 && workspace_of(&p) <= p.workspace_size,
+          "one order: %s", dbias_launches(&p));
+    p.batch_invariant = true;
+    CHECK(strcmp(dbias_launches(&p), "a") == 0, "one order for each item: %s", dbias_launches(&p));
+    p.batch_invariant = false;
+    p.workspace_size = bytes + sums / 2;
+    CHECK(strcmp(dbias_launches(&p), "a") == 0, "one order without room: %s", dbias_launches(&p));
     p.deterministic = false;
+    p.workspace_size = 2 * (bytes + sums);
     p.softcap = 1;
     CHECK(strcmp(dbias_launches(&p), "a") == 0, "softcap: %s", dbias_launches(&p));
     p.softcap = 0;
     p.dbias_shape[3] = 1;
     CHECK(strcmp(dbias_launches(&p), "a") == 0, "over keys: %s", dbias_launches(&p));
+}
+
+/* The variant that computes gradients with a bias of all rows and keys. */
+static int bias_variant(const fa_problem *p)
+{
+    const fa_cuda_plan s = plan_of(p, &devices[H200]);
+    const fa_cuda_plan_launch *l = FIND(&s, backward_sm90);
+    return l ? l->variant : -1;
+}
+
+/* A bias alone has its own variant if TMA loads it and stores dbias. */
+static void test_bias_alone(void)
+{
+    enum { N = 1024 };
+    for (int dim = 64; dim <= 128; dim += 64) {
+        const int alone = dim == 64 ? FA_VARIANT_backward_sm90_d64_bias_f16
+                                    : FA_VARIANT_backward_sm90_d128_bias_f16,
+                  by_rows = dim == 64 ? FA_VARIANT_backward_sm90_d64_by_rows_f16
+                                      : FA_VARIANT_backward_sm90_d128_by_rows_f16;
+        const fa_view bias = {
+            .data = memory, .dtype = FA_FLOAT16, .stride = {8 * N * N, N * N, N, 1}};
+        const fa_problem plain = make_half(2, 8, N, dim);
+        fa_problem p = plain;
+        p.bias = bias;
+        CHECK(bias_variant(&p) == alone, "without dbias: variant %d", bias_variant(&p));
+        p.causal = true;
+        CHECK(bias_variant(&p) == alone, "causal: variant %d", bias_variant(&p));
+        p.causal = false;
+        p.dbias = bias;
+        p.dbias_shape[0] = 2, p.dbias_shape[1] = 8, p.dbias_shape[2] = p.dbias_shape[3] = N;
+        CHECK(bias_variant(&p) == alone, "with dbias: variant %d", bias_variant(&p));
+        p.dbias.dtype = FA_FLOAT32;
+        CHECK(bias_variant(&p) == alone, "in 32 bits: variant %d", bias_variant(&p));
+        p.dbias.stride[3] = 2;
+        CHECK(bias_variant(&p) == by_rows, "dbias by strides: variant %d", bias_variant(&p));
+        p = plain;
+        p.bias = bias;
+        p.bias.dtype = FA_BFLOAT16;
+        CHECK(bias_variant(&p) == by_rows, "another type: variant %d", bias_variant(&p));
+        p.bias = bias;
+        p.mask = somewhere;
+        CHECK(bias_variant(&p) == by_rows, "with a mask: variant %d", bias_variant(&p));
+        p.mask.data = NULL;
+        p.bias.stride[2] = N + 1;
+        CHECK(bias_variant(&p) == by_rows, "rows that TMA cannot load: variant %d",
+              bias_variant(&p));
+        p.bias = bias;
+        p.softcap = 1;
+        CHECK(fa_variants[bias_variant(&p)].options == FA_SM90_ALL, "with a softcap: variant %d",
+              bias_variant(&p));
+    }
+}
+
+/* In short sequences without a mask, and with enough blocks, one order of sums is the default. */
+static void test_short_and_full(void)
+{
+    static const struct {
+        int64_t batch, heads, n;
+        int dim;
+        bool ordered, causal;
+    } rows[] = {
+        {32, 32, 512, 64, true, false},    {8, 32, 512, 64, false, false},
+        {32, 32, 256, 64, false, false},   {32, 32, 1024, 64, false, false},
+        {32, 32, 512, 64, false, true},    {32, 16, 512, 128, true, false},
+        {64, 16, 200, 128, true, false},   {4, 16, 512, 128, false, false},
+        {16, 16, 1000, 128, false, false}, {128, 16, 128, 128, false, false},
+        {32, 16, 512, 96, false, false},   {32, 16, 512, 128, false, true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fa_problem p = make_half(rows[i].batch, rows[i].heads, rows[i].n, rows[i].dim);
+        p.causal = rows[i].causal;
+        const fa_cuda_plan s = plan_of(&p, &devices[H200]);
+        bool ordered = false;
+        for (int n = 0; n < s.count; n++) ordered |= fa_variants[s.launches[n].variant].ordered;
+        CHECK(ordered == rows[i].ordered, "row %d: %s", (int)i,
+              ordered ? "one order" : "any order");
+    }
 }
 
 /* Blocks share key tiles if there are too few for the device. At head dim 128 a multiprocessor has
@@ -1378,6 +1463,8 @@ int main(void)
     test_sm80_launches();
     test_sm90();
     test_dbias();
+    test_bias_alone();
+    test_short_and_full();
     test_clear_ahead();
     test_first_ahead();
     test_splits();

@@ -49,9 +49,17 @@ static const int64_t with_options[] = {
 static const int64_t with_dbias[] = {62,  66,  103, 130, 162, 165, 167, 171, 275,
                                      306, 435, 449, 463, 500, 542, 543, 554, 1363};
 
-/* The same if blocks leave dS, on a device with one multiprocessor. */
-static const int64_t with_left_ds[] = {262,  2368, 2436, 3330,  4688,  5334,  5344,  6725,  8551,
-                                       8738, 9170, 9556, 11858, 12307, 17104, 18242, 18848, 18950};
+/* The same for the variants of a bias alone, with each way of dbias. */
+static const int64_t with_bias_alone[] = {121,   468,   2491,  3048,  4117,  5680,  6229,  6232,
+                                          6683,  7092,  7274,  9272,  9647,  10241, 10992, 11002,
+                                          12848, 14199, 14438, 15265, 17469, 17514, 17735, 17763,
+                                          17987, 18127, 18422, 19210, 19304, 19417, 19973};
+
+/* The same if blocks leave dS, on a device with one multiprocessor. An element of dbias has up to
+ * eight shares. */
+static const int64_t with_left_ds[] = {262,  605,  2368,  3462,  7092,  9272,  14946, 19844,
+                                       2436, 3330, 4688,  5334,  5344,  6725,  8551,  8738,
+                                       9170, 9556, 11858, 12307, 17104, 18242, 18848, 18950};
 
 /* The same if no query sees the later keys of each item: their blocks leave nothing. */
 static const int64_t with_unseen_keys[] = {17987};
@@ -477,7 +485,8 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         if (l->idle || !is_main(l)) continue;
         first |= (uint64_t)adds_to_first_shares(l) << 16;
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
-        other |= 1u << (above + l->backward_sm90.dbias_mapped);
+        const int by_itself = fa_variants[l->variant].options == FA_SM90_BIAS ? 32 : 0;
+        other |= (uint64_t)1 << (by_itself + above + l->backward_sm90.dbias_mapped);
         other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
         other |= (uint64_t)waits_for_room(l) << (above + 6);
     }
@@ -564,6 +573,8 @@ static int run_listed(void)
     about_bias = true;
     for (size_t i = 0; i < sizeof with_dbias / sizeof *with_dbias; i++)
         run_problems(with_dbias[i], with_dbias[i] + 1);
+    for (size_t i = 0; i < sizeof with_bias_alone / sizeof *with_bias_alone; i++)
+        run_problems(with_bias_alone[i], with_bias_alone[i] + 1);
     alone = true;
     for (size_t i = 0; i < sizeof with_left_ds / sizeof *with_left_ds; i++)
         run_problems(with_left_ds[i], with_left_ds[i] + 1);

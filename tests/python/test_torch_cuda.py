@@ -86,6 +86,52 @@ def test_gradients_of_each_head(batch, heads, length, dims, causal):
         assert errors.max() < 0.02, f"items and heads {(errors >= 0.02).nonzero().tolist()}"
 
 
+def biased(q, k, v, bias, dout, **options):
+    """Gradients of all four."""
+    given = [x.detach().requires_grad_() for x in (q, k, v, bias)]
+    out = flashattn.attention(*given[:3], bias=given[3], **options)
+    return torch.autograd.grad(out, given, dout)
+
+
+@pytest.mark.parametrize("hidden", ["k", "v", "kv"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_keys_that_only_a_bias_hides(dim, causal, hidden):
+    """They may be NaN: their weights are 0."""
+    q, k, v, dout = (random(2, 384, 3, dim) for _ in range(4))
+    bias = random(2, 3, 384, 384)
+    keys = torch.tensor([0, 5, 200, 383], device="cuda")
+    bias[..., keys] = -torch.inf
+    bias[0, 1, 100:120, :130] = -torch.inf
+    expected = biased(q, k, v, bias, dout, causal=causal, deterministic=True)
+    for name, x in (("k", k), ("v", v)):
+        if name in hidden:
+            x[:, keys] = torch.nan
+    for x, y in zip(biased(q, k, v, bias, dout, causal=causal, deterministic=True), expected):
+        assert y.isfinite().all() and torch.equal(x, y)
+    assert not any(x[:, keys].any() for x in expected[1:3]) and not expected[3][..., keys].any()
+
+
+@pytest.mark.parametrize("shared", [(1, 6), (4, 1), (1, 1), (4, 6)])
+@pytest.mark.parametrize("length", [300, 1024])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_gradient_of_a_shared_bias(dim, length, shared):
+    """It is that of float32, and in deterministic mode the same in each run."""
+    q, k, v, dout = (random(4, length, 6, dim) for _ in range(4))
+    bias = random(*shared, length, (length + 7) // 8 * 8)[..., :length]
+    exact = [x.detach().float().requires_grad_() for x in (q, k, v, bias)]
+    scores = torch.einsum("bihd,bjhd->bhij", exact[0], exact[1]) * dim**-0.5 + exact[3]
+    out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), exact[2])
+    expected = torch.autograd.grad(out, exact, dout.float())
+    first = biased(q, k, v, bias, dout, deterministic=True)
+    for gradients in (first, biased(q, k, v, bias, dout)):
+        for x, y in zip(gradients, expected):
+            assert (x.float() - y).norm() < 0.02 * y.norm()
+    for _ in range(20):
+        for x, y in zip(biased(q, k, v, bias, dout, deterministic=True), first):
+            assert torch.equal(x, y)
+
+
 def training_step(q, k, v, dout):
     out = flashattn.attention(q, k, v, causal=True)
     return (out, *torch.autograd.grad(out, (q, k, v), dout))

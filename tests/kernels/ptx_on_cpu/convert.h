@@ -50,6 +50,12 @@ FA_DEVICE uint32_t ptx_spread_signs(uint32_t x) { return (x >> 15 & 0x00010001u)
 FA_DEVICE float ampere_flushed(float x) { return fabsf(x) < FLT_MIN ? 0.0f : x; }
 FA_DEVICE float ptx_ex2(float x) { return ampere_flushed(exp2f(x)); }
 FA_DEVICE float ptx_rcp(float x) { return ampere_flushed(1.0f / x); }
+FA_DEVICE uint32_t ptx_max_u16x2(uint32_t a, uint32_t b)
+{
+    const uint32_t low = a & 0xffffu, other = b & 0xffffu;
+    const uint32_t high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;
+    return (low > other ? low : other) | high << 16;
+}
 FA_DEVICE uint64_t ptx_mul_wide(uint32_t a, uint32_t b) { return (uint64_t)a * b; }
 
 #endif
