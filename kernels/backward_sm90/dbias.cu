@@ -18,7 +18,7 @@ FA_KERNEL __launch_bounds__(ADDERS)
         p.dbias_shape[1] == 1 ? 1 : (int)fa_divide(p.a.heads_q, p.a.heads_kv * s.splits);
     const int32_t unit = s.left.summed + (int32_t)fa_divide(number, heads);
     if (threadIdx.x == 0 && find_keys(&p.a, &s, (int64_t)unit * s.left.blocks, &work))
-        find_queries(&p.a, &work);
+        find_queries(&p.a, &s, &work);
     __syncthreads();
     const left_unit u = find_left_unit(&p, &s, &work, unit);
     const dbias_place place = find_dbias_place(&p, &u, (int)threadIdx.x);

@@ -268,7 +268,7 @@ FA_DEVICE void prepare_slice(const fa_backward_params *p, const fa_backward_sm90
 FA_DEVICE void wait_until_prepared(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                    int64_t number)
 {
-    const int32_t unit = (int32_t)fa_divide(find_task(p, s, number), p->tiles);
+    const int32_t unit = (int32_t)fa_divide_by(find_task(p, s, number), s->divisors.tiles);
     ptx_wait_for_grids();
     ptx_counter_wait(&s->counters[2 * unit], s->slices);
     ptx_fence_proxy_async_global();

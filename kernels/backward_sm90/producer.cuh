@@ -257,8 +257,8 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
     if (warp == 0 && any) issue_keys(pipe, s, &own);
     if (warp == 1 && any) describe_work(p, s, &own, w);
     if (warp == 1 && !any) describe_nothing(&own, w);
-    if (warp == 2 && any) describe_rows(p, &own, w);
-    if (warp == 3 && any) describe_masks(p, &own, w);
+    if (warp == 2 && any) describe_rows(p, s, &own, w);
+    if (warp == 3 && any) describe_masks(p, s, &own, w);
     return any;
 }
 

@@ -30,8 +30,8 @@ FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_par
         return;
     }
     describe_work(p, s, &own, w);
-    describe_rows(p, &own, w);
-    describe_masks(p, &own, w);
+    describe_rows(p, s, &own, w);
+    describe_masks(p, s, &own, w);
 }
 
 /* The block's work tile n: the first one by the block's number, the others from a counter. If

@@ -55,8 +55,7 @@ typedef struct block_work {
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
 } block_work;
 
-/* Larger than every query, and small enough that additions to it do not overflow. */
-enum { UNBOUNDED = 1 << 30 };
+enum { UNBOUNDED = FA_BACKWARD_SM90_UNBOUNDED };
 
 FA_DEVICE int32_t saturate(int64_t x)
 {
@@ -84,9 +83,19 @@ FA_DEVICE bool sees_all(const block_work *w, int consumer, int tile)
     return tile >= w->unmasked_from[consumer] && tile < w->unmasked_to[consumer];
 }
 
-FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
+FA_DEVICE void find_seen_rows(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                              block_work *w)
 {
+    const fa_backward_sm90_uniform *u = &s->uniform;
     const fa_tile *t = &w->sequence;
+    if (u->applies) {
+        const int key = (int)w->keys.first;
+        w->clear_before_key = u->clear_before_key - key;
+        w->clear_from_key = u->clear_from_key == UNBOUNDED ? UNBOUNDED : u->clear_from_key - key;
+        w->clear_before_query = u->clear_before_query;
+        w->clear_from_query = u->clear_from_query;
+        return;
+    }
     const int64_t first = w->keys.first, last_query = fa_max64(t->n_q - 1, 0);
     const int64_t keys_from = fa_tile_visible(p, t, 0).lo,
                   keys_to = fa_tile_visible(p, t, last_query).hi;
@@ -101,33 +110,50 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
 }
 
 /* The tiles of queries that exist and see some of the keys. */
-FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
+FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                            block_work *w)
 {
+    const fa_backward_sm90_uniform *u = &s->uniform;
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
     if (first >= end) return;
+    if (u->applies) {
+        const int from = u->has_first ? (int)first + u->first_query : 0,
+                  to = u->has_end ? (int)end + u->end_query - 1 : u->n_q;
+        w->from = max(0, min(from, u->n_q)) / QUERIES;
+        w->to = divide_up(max(0, min(to, u->n_q)));
+        w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
+        return;
+    }
     w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
     w->to = divide_up((int32_t)fa_first_query(p, t, end, false));
     w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
 }
 
 /* Which of these queries see which keys. */
-FA_DEVICE void find_masks(const fa_attention_params *p, block_work *w)
+FA_DEVICE void find_masks(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                          block_work *w)
 {
+    const fa_backward_sm90_uniform *u = &s->uniform;
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
-    const int64_t center = first - t->diagonal;
-    const int64_t right = fa_keys_ahead(p);
     if (first >= end) return;
     w->num_keys = (int32_t)(end - first);
-    w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
-    const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
-    w->end_query = saturate(add(last_query, 1));
-    w->key_tile = (int32_t)(first / KEYS);
+    w->key_tile = (int32_t)first / KEYS;
 #if ORDERED
-    w->tiles_behind = (int32_t)((t->n_k + KEYS - 1) / KEYS - 1) - w->key_tile;
+    w->tiles_behind = ((int32_t)t->n_k + KEYS - 1) / KEYS - 1 - w->key_tile;
 #endif
-    w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
+    if (u->applies) {
+        w->first_query = u->has_first ? (int)first + u->first_query : -UNBOUNDED;
+        w->end_query = u->has_end ? (int)first + u->end_query : UNBOUNDED;
+        w->edge = u->has_end ? max(0, w->end_query + KEYS - 2) : INT32_MAX;
+    } else {
+        const int64_t center = first - t->diagonal, right = fa_keys_ahead(p);
+        const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
+        w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
+        w->end_query = saturate(add(last_query, 1));
+        w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
+    }
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_unmasked_tiles(w, c);
 }
@@ -140,6 +166,14 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
 
+/* The tile of a head that has number `rest` in a group where `heads` heads take turns: `together`, or
+ * those of the last group. */
+FA_DEVICE int64_t divide_by_heads(const fa_backward_sm90_turns *turns, int64_t rest, int64_t heads,
+                                  int64_t together)
+{
+    return fa_divide_by(rest, heads == together ? turns->heads : turns->rest);
+}
+
 #if !ORDERED
 
 /* A block's task if a head's first block runs ahead of its other ones, so that these need not wait.
@@ -148,10 +182,11 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
 FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                   int64_t block)
 {
-    const int64_t together = s->heads_together, heads = fa_divide(p->tasks, p->tiles);
+    const fa_backward_sm90_turns *turns = &s->divisors.together;
+    const int64_t together = s->heads_together, heads = s->divisors.heads;
     const int64_t before = fa_min64(together, heads); /* the first blocks of the first group */
     if (block < before) return block * p->tiles;
-    int64_t rest = block - before, first = fa_divide(rest, together * p->tiles) * together;
+    int64_t rest = block - before, first = fa_divide_by(rest, turns->blocks) * together;
     /* The quotient assumes full groups. If the last group has fewer heads, fewer first blocks come in
      * front of the group before it, and the last group begins earlier. So this counts from the group
      * before it, and the condition below finds the last one. */
@@ -167,7 +202,7 @@ FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backwar
     }
     if (rest < next) return (first + together + rest) * p->tiles;
     rest -= next;
-    const int64_t tile = fa_divide(rest, own);
+    const int64_t tile = divide_by_heads(turns, rest, own, together);
     return (first + rest - tile * own) * p->tiles + tile + 1;
 }
 
@@ -180,18 +215,20 @@ FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backwar
 FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
                             int64_t block)
 {
+    const fa_backward_sm90_turns *turns = &s->divisors.together;
     const int64_t together = s->heads_together;
     if (BIAS_TILE && s->items_together > 1) { /* those that share a bias */
-        const int64_t own = fa_divide(block, s->items_together);
-        return own + (block - own * s->items_together) * fa_divide(p->tasks, s->items_together);
+        const int64_t own = fa_divide_by(block, s->divisors.items);
+        return own + (block - own * s->items_together) * s->divisors.item_tasks;
     }
 #if !ORDERED
     if (s->first_ahead) return find_task_ahead(p, s, block);
 #endif
     if (together <= 1) return block;
-    const int64_t group = fa_divide(block, together * p->tiles), first = group * together;
-    const int64_t heads = fa_min64(together, fa_divide(p->tasks, p->tiles) - first);
-    const int64_t rest = block - first * p->tiles, tile = fa_divide(rest, heads);
+    const int64_t first = fa_divide_by(block, turns->blocks) * together;
+    const int64_t heads = fa_min64(together, s->divisors.heads - first);
+    const int64_t rest = block - first * p->tiles,
+                  tile = divide_by_heads(turns, rest, heads, together);
     return (first + rest - tile * heads) * p->tiles + tile;
 }
 
@@ -207,17 +244,46 @@ FA_DEVICE int64_t find_ordered_task(const fa_attention_params *p, const fa_backw
     *ascends = rest < 0;
     if (first == 0) return find_task(p, s, block);
     if (rest < 0) {
+        const fa_backward_sm90_turns *turns = &s->divisors.ascending;
         const int64_t together = s->ascending_together,
-                      group = fa_divide(block, together * p->tiles), head = group * together;
+                      head = fa_divide_by(block, turns->blocks) * together;
         const int64_t heads = fa_min64(together, s->heads_ascending - head),
-                      own = block - head * p->tiles, tile = fa_divide(own, heads);
+                      own = block - head * p->tiles,
+                      tile = divide_by_heads(turns, own, heads, together);
         return (head + own - tile * heads + 1) * p->tiles - 1 - tile;
     }
-    const int64_t tile = fa_divide(rest, s->heads_together);
+    const int64_t tile = fa_divide_by(rest, s->divisors.together.heads);
     return first + (rest - tile * s->heads_together) * p->tiles + tile;
 }
 
 #endif
+
+/* The keys and the sequence of a task, if all sequences have the same lengths. */
+FA_DEVICE void find_uniform_keys(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                                 int64_t task, int split, block_work *w)
+{
+    const fa_backward_sm90_divisors *d = &s->divisors;
+    const int64_t outer = fa_divide_by(task, d->tiles), batch = fa_divide_by(outer, d->heads_kv),
+                  head_kv = outer - batch * p->heads_kv, first = (task - outer * p->tiles) * KEYS;
+    const fa_key_tile keys = {.batch = batch,
+                              .head_kv = head_kv,
+                              .first = first,
+                              .block = batch,
+                              .row = first,
+                              .count = fa_min64(KEYS, p->rows_k - first)};
+    const fa_tile sequence = {.batch = batch,
+                              .head = head_kv * d->group + split * w->heads,
+                              .head_kv = head_kv,
+                              .block_q = batch,
+                              .n_q = s->uniform.n_q,
+                              .room_q = p->rows_q,
+                              .block_k = batch,
+                              .n_k = s->uniform.n_k,
+                              .diagonal = p->diagonal_given ? p->diagonal
+                                                            : s->uniform.n_k - s->uniform.n_q};
+    w->keys = keys;
+    w->sequence = sequence;
+}
 
 /* The keys and the sequence; false if no query can see a key. */
 FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_params *s,
@@ -230,18 +296,21 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
     const int64_t own = find_task(p, s, block);
 #endif
     const int64_t task = fa_find_split(p, own, s->splits, &split);
-    const int32_t group =
-        p->heads_q == p->heads_kv ? 1 : (int32_t)fa_divide(p->heads_q, p->heads_kv);
-    w->keys = fa_find_key_tile(p, task, KEYS);
+    const int32_t group = s->divisors.group;
     w->heads = s->splits == 1 ? group : group / s->splits;
 #if JOINED
-    w->unit = (int32_t)fa_divide(own, p->tiles);
+    w->unit = (int32_t)fa_divide_by(own, s->divisors.tiles);
 #endif
     w->key_sums = NULL;
     if (s->key_sums)
         w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
                                         FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = 0;
+    if (s->uniform.applies) {
+        find_uniform_keys(p, s, task, split, w);
+        return w->keys.count > 0;
+    }
+    w->keys = fa_find_key_tile(p, task, KEYS);
     if (w->keys.batch < 0 || w->keys.count <= 0) return false;
     fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * group + split * w->heads,
                           w->keys.head_kv, &w->sequence);
@@ -257,7 +326,7 @@ FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm9
                              block_work *own, block_work *w)
 {
     own->number = find_tile_number(p, &own->sequence, s->q_tiles);
-    find_queries(p, own);
+    find_queries(p, s, own);
     w->keys = own->keys;
     w->sequence = own->sequence;
     w->heads = own->heads;
@@ -286,7 +355,8 @@ FA_DEVICE void describe_nothing(const block_work *own, block_work *w)
 #endif
 }
 
-FA_DEVICE void describe_masks(const fa_attention_params *p, block_work *own, block_work *w)
+FA_DEVICE void describe_masks(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                              block_work *own, block_work *w)
 {
     own->num_keys = own->first_query = own->end_query = own->key_tile = own->edge = 0;
 #if ORDERED
@@ -294,7 +364,7 @@ FA_DEVICE void describe_masks(const fa_attention_params *p, block_work *own, blo
 #endif
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) own->unmasked_from[c] = own->unmasked_to[c] = 0;
-    find_masks(p, own);
+    find_masks(p, s, own);
     w->num_keys = own->num_keys;
     w->first_query = own->first_query;
     w->end_query = own->end_query;
@@ -310,9 +380,10 @@ FA_DEVICE void describe_masks(const fa_attention_params *p, block_work *own, blo
     }
 }
 
-FA_DEVICE void describe_rows(const fa_attention_params *p, block_work *own, block_work *w)
+FA_DEVICE void describe_rows(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                             block_work *own, block_work *w)
 {
-    find_seen_rows(p, own);
+    find_seen_rows(p, s, own);
     w->clear_before_key = own->clear_before_key;
     w->clear_from_key = own->clear_from_key;
     w->clear_before_query = own->clear_before_query;

@@ -9,6 +9,11 @@
 #include "cuda/plan.h"
 #include "cuda/view_map.h"
 
+/* Sets the divisors of `tasks` blocks, `tiles` of each head, after the numbers of heads that take turns. group: query heads that
+ * share keys. */
+void fa_cuda_backward_sm90_set_divisors(int64_t tiles, int64_t tasks, int64_t group,
+                                        int64_t heads_kv, fa_backward_sm90_params *s);
+
 /* False if a map cannot be made. */
 bool fa_cuda_backward_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                   fa_cuda_encoder *encode, fa_backward_sm90_params *params,
