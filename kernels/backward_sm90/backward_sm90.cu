@@ -86,7 +86,9 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
 #endif
     __syncthreads();
-    ptx_wait_for_grids();
+    /* The scheduler warp and the load warp of a persistent block wait later. */
+    if (!PERSISTENT || (threadIdx.x / 32 != WARP_LOAD && threadIdx.x / 32 != WARP_SCHEDULE))
+        ptx_wait_for_grids();
     ptx_let_next_grid_start();
     if (threadIdx.x < WARPGROUP) {
         const int warp = (int)threadIdx.x / 32;

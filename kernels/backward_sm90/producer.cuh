@@ -14,6 +14,7 @@
 #include "backward_sm90/work.cuh"
 #include "common/x2.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/semaphore.cuh"
 #include "ptx/tma.cuh"
 
@@ -383,7 +384,8 @@ FA_DEVICE void say_loaded(const pipeline *pipe, int number)
 }
 
 /* The load warp, for the block's work tile `number`. In a persistent block it also loads keys and
- * values, after the first tile, because the stages of that tile are free sooner. */
+ * values, after the first tile, because the stages of that tile are free sooner; those of the first
+ * work tile have been issued before. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                        const fa_backward_sm90_params *s, int number)
 {
@@ -397,7 +399,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
         if (at.count == late) say_loaded(pipe, number);
         if (at.count > first_count(w)) continue;
 #if PERSISTENT
-        if (threadIdx.x % 32 == 0) issue_keys(pipe, s, w);
+        if (number > 0 && threadIdx.x % 32 == 0) issue_keys(pipe, s, w);
         /* No lane tests a barrier of keys before the previous keys have been loaded. */
         __syncwarp();
 #endif
@@ -425,6 +427,11 @@ FA_DEVICE void produce_work_tiles(const pipeline *block, const fa_attention_para
                                   const fa_backward_sm90_params *s)
 {
     pipeline own = *block;
+    const bool any = acquire_work_tile(&own, 0);
+    /* The first keys are no results of the grid before this one. */
+    if (any && own.work->tiles > 0 && threadIdx.x % 32 == 0) issue_keys(&own, s, own.work);
+    __syncwarp();
+    ptx_wait_for_grids();
 #pragma unroll 1
     for (int n = 0; acquire_work_tile(&own, n); n++) {
         produce(&own, p, s, n);

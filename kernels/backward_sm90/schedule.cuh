@@ -9,6 +9,7 @@
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/work.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/grid.cuh"
 
 #if PERSISTENT
 
@@ -17,7 +18,6 @@
 FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_params *s,
                         int64_t number, const block_work *before, block_work *w)
 {
-    block_work own;
     const bool counts = before && before->tiles > 0;
     w->ends = number >= p->tasks;
     w->work = (int32_t)number;
@@ -25,24 +25,34 @@ FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_par
     w->loads = before ? before->loads + counts : 0;
     w->clears = before ? before->clears + (counts && clears_keys(before)) : 0;
     if (w->ends) return;
-    if (!find_keys(p, s, number, &own)) {
-        describe_nothing(&own, w);
-        return;
-    }
-    describe_work(p, s, &own, w);
-    describe_rows(p, s, &own, w);
-    describe_masks(p, s, &own, w);
+    if (!find_keys(p, s, number, w)) return;
+    find_work(p, s, w);
+    find_seen_rows(p, s, w);
+    find_masks(p, s, w);
 }
 
-/* The block's work tile n: the first one by the block's number, the others from a counter. If
- * blocks wait for others, which clear sums, store first shares or add theirs before, all come from
- * the counter: then work tiles with lower numbers belong to blocks that have started. */
-FA_DEVICE int64_t take_work_tile(const fa_backward_sm90_params *s, int n)
+/* Whether each block has at most one work tile, that of its number. */
+FA_DEVICE bool has_one_work_tile(const fa_attention_params *p) { return p->tasks <= gridDim.x; }
+
+/* Whether the block's first work tile is that of its number. */
+FA_DEVICE bool begins_with_own(const fa_attention_params *p, const fa_backward_sm90_params *s)
 {
-    if (!s->next_work) return blockIdx.x + n * (int64_t)gridDim.x;
     const bool waits = s->cleared || (ORDERED ? s->semaphores != NULL : s->first_ahead);
-    if (n == 0 && !waits) return blockIdx.x;
-    return (waits ? 0 : gridDim.x) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
+    return !s->next_work || !waits || has_one_work_tile(p);
+}
+
+/* The block's work tile n: the first one by the block's number, the others from a counter, which
+ * `prepare` clears. If blocks wait for others, which clear sums, store first shares or add theirs
+ * before, all come from the counter: then work tiles with lower numbers belong to blocks that have
+ * started. */
+FA_DEVICE int64_t take_work_tile(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                                 int n)
+{
+    const bool own = begins_with_own(p, s);
+    if (!s->next_work) return blockIdx.x + n * (int64_t)gridDim.x;
+    if (n == 0 && own) return blockIdx.x;
+    if (has_one_work_tile(p)) return p->tasks;
+    return (own ? gridDim.x : 0) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
 }
 
 /* Waits until most of the work tile before has been loaded. Where sums have one order, the blocks
@@ -57,7 +67,8 @@ FA_DEVICE void wait_until_late(const pipeline *pipe, int n)
 #endif
 }
 
-/* The scheduler warp. It describes a work tile while the block computes the previous one. */
+/* The scheduler warp. It describes a work tile while the block computes the previous one, and the
+ * first one, if that is known, while the grid before this one still runs. */
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
                         const fa_backward_sm90_params *s)
 {
@@ -69,7 +80,8 @@ FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
         block_work *w = &state->works[n % WORKS];
         ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
         wait_until_late(pipe, n);
-        if (leads) number = take_work_tile(s, n);
+        if (n > 0 || s->cleared || !begins_with_own(p, s)) ptx_wait_for_grids();
+        if (leads) number = take_work_tile(p, s, n);
         number = __shfl_sync(0xffffffff, (uint32_t)number, 0);
 #if CLEARS_AHEAD
         if (number < p->tasks) clear_ahead(s, (int)number);

@@ -317,6 +317,14 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
     return true;
 }
 
+/* The number of the sequence's tile 0, and the query tiles. */
+FA_DEVICE void find_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                         block_work *w)
+{
+    w->number = find_tile_number(p, &w->sequence, s->q_tiles);
+    find_queries(p, s, w);
+}
+
 /* Functions that describe parts of the work. A thread executes each, all at the same time, because
  * the block waits for the description. own: with the keys, which each thread finds by itself. All
  * threads use the same instructions for that: it costs less than waiting for one thread, and
@@ -325,8 +333,7 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
 FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
                              block_work *own, block_work *w)
 {
-    own->number = find_tile_number(p, &own->sequence, s->q_tiles);
-    find_queries(p, s, own);
+    find_work(p, s, own);
     w->keys = own->keys;
     w->sequence = own->sequence;
     w->heads = own->heads;

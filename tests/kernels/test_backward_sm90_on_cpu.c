@@ -172,11 +172,17 @@ static bool clears_ahead(const fa_cuda_plan_launch *l)
     return !is_shared(l) && l->threads >= FA_BACKWARD_SM90_THREADS && l->backward_sm90.groups > 0;
 }
 
-/* Whether blocks wait for blocks of lower numbers before they add to sums that those clear.
- * Persistent ones take work tiles in the order of their numbers. */
+/* Whether a block's work tile is that of its number. Persistent blocks that have several take them in
+ * the order in which they begin. */
+static bool takes_by_number(const fa_cuda_plan_launch *l)
+{
+    return !fa_variants[l->variant].persistent || l->tasks <= l->grid;
+}
+
+/* Whether blocks wait for blocks of lower numbers before they add to sums that those clear. */
 static bool waits_for_zeros(const fa_cuda_plan_launch *l)
 {
-    return clears_ahead(l) && !fa_variants[l->variant].persistent;
+    return clears_ahead(l) && takes_by_number(l);
 }
 
 /* Whether blocks wait for first shares, which blocks of lower numbers store. */
@@ -187,7 +193,7 @@ static bool adds_to_first_shares(const fa_cuda_plan_launch *l)
 
 static bool waits_for_first_shares(const fa_cuda_plan_launch *l)
 {
-    return adds_to_first_shares(l) && !fa_variants[l->variant].persistent;
+    return adds_to_first_shares(l) && takes_by_number(l);
 }
 
 /* All orders and delays; a slow warp, often one of the three that load or store. */
@@ -485,8 +491,8 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         if (l->idle || !is_main(l)) continue;
         first |= (uint64_t)adds_to_first_shares(l) << 16;
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
-        const int by_itself = fa_variants[l->variant].options == FA_SM90_BIAS ? 32 : 0;
-        other |= (uint64_t)1 << (by_itself + above + l->backward_sm90.dbias_mapped);
+        const bool by_itself = fa_variants[l->variant].options == FA_SM90_BIAS;
+        other |= 1u << ((by_itself ? 17 : above) + l->backward_sm90.dbias_mapped);
         other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
         other |= (uint64_t)waits_for_room(l) << (above + 6);
     }
