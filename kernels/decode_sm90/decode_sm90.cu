@@ -92,6 +92,12 @@ FA_DEVICE void clear_outside(const fa_decode_params *d, const fa_work *w)
         clear_rows_of_none(d, w, fa_packed_start(&d->attention, t->batch + 2), d->attention.rows_q);
 }
 
+/* Whether the block reads lengths before it knows its work. */
+FA_DEVICE bool reads_lengths(const fa_attention_params *p)
+{
+    return p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
+}
+
 FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     decode_sm90(const __grid_constant__ fa_decode_params d,
                 const __grid_constant__ fa_decode_sm90_params s)
@@ -120,10 +126,13 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
         ptx_tma_prefetch(&s.v);
         init_barriers(state, s.stages);
     }
-    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
-    ptx_wait_for_grids();
-    ptx_let_next_grid_start();
+    /* The launch overlaps the previous one, which may write lengths, and the next launch may overlap
+     * the end of this one. */
+    const bool waits_first = EIGHT_BITS || reads_lengths(&d.attention);
+    if (waits_first) ptx_wait_for_grids();
     find_work(&d, &s.divisors, &state->work);
+    if (!waits_first) ptx_wait_for_grids();
+    ptx_let_next_grid_start();
     const fa_work *w = &state->work;
     bool merges = d.step == FA_DECODE_MERGE && w->parts > 1;
     if (d.step != FA_DECODE_MERGE) clear_outside(&d, w);

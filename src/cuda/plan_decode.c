@@ -18,9 +18,9 @@
 /* Positions and rows, plus a tile, are counted in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
 
-/* The smallest number of keys of a part; and the same for decode_latent_sm90, whose blocks merge in
- * parallel. */
-enum { LEAST_KEYS = 256, LEAST_KEYS_LATENT = 128 };
+/* The smallest number of keys of a part; the same for decode_latent_sm90, whose blocks merge in
+ * parallel; and for decode_sm90, if there are few parts. */
+enum { LEAST_KEYS = 256, LEAST_KEYS_LATENT = 128, LEAST_KEYS_OF_FEW = 64 };
 
 /* The cost of a round of blocks besides reading keys and values: descriptions, the first copies, results
  * written and read (8 us, measured on an H200). It is given in bytes of keys and values that a
@@ -273,10 +273,10 @@ static int64_t count_keys(const fa_problem *p, const fa_cuda_plan_launch *l)
     return span < p->n_k ? span : p->n_k;
 }
 
-static int64_t clamp_parts(int64_t parts, int64_t keys, int64_t least)
+/* most: that the keys suffice for. */
+static int64_t clamp_parts(int64_t parts, int64_t most)
 {
-    const int64_t fitting = keys / least;
-    if (parts > fitting) parts = fitting;
+    if (parts > most) parts = most;
     if (parts > FA_DECODE_PARTS) parts = FA_DECODE_PARTS;
     return parts < 1 ? 1 : parts;
 }
@@ -301,7 +301,7 @@ typedef struct cut {
 /* What is cut. */
 typedef struct keys_to_cut {
     int64_t tasks;                 /* work tiles that count */
-    int64_t keys, least, fewest;   /* keys of a task; of a part, at least; parts, at least */
+    int64_t keys, most, fewest;    /* keys of a task; parts, at most and at least */
     int64_t key_bytes, part_bytes; /* of a key and its value; of a part's sums, if they count */
     int multiprocessors;
     bool grows; /* a block has as much more on its way as there are fewer of a multiprocessor */
@@ -325,7 +325,7 @@ static void try_cuts(const keys_to_cut *k, int blocks, cut *best)
     const int64_t room = (int64_t)k->multiprocessors * blocks;
     const int64_t first = fa_cuda_count_tiles(k->tasks, room);
     for (int64_t rounds = first; rounds < first + ROUNDS_TRIED; rounds++) {
-        const int64_t fitting = clamp_parts(rounds * room / k->tasks, k->keys, k->least);
+        const int64_t fitting = clamp_parts(rounds * room / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double cost = cost_of(k, parts, blocks);
         if (cost < best->cost) *best = (cut){parts, blocks, cost};
@@ -385,7 +385,23 @@ static int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
 static int64_t least_keys(const fa_problem *p, const fa_variant *v)
 {
     if (p->batch_invariant) return INVARIANT_KEYS;
-    return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
+    if (is_latent_sm90(v)) return LEAST_KEYS_LATENT;
+    return is_sm90(v) && !is_8bit(v) ? LEAST_KEYS_OF_FEW : LEAST_KEYS;
+}
+
+/* The most parts that some keys suffice for. Each part adds to the work of merging, but a key tile takes its block a
+ * microsecond (H200, us with parts of at least 256, 128 and 64 keys: 512 keys, 8 key/value heads of 128 columns 7.8, 6.4, 6.0; 907 keys,
+ * 8 of 128 9.3, 8.1, 7.1; 6,924 keys, one of 64 8.7, 8.0, 9.2; 8k keys, 8 of 128 13.9, 13.9, 14.2). */
+static int64_t most_parts(const fa_problem *p, const fa_variant *v, int64_t keys)
+{
+    enum { FEW_PARTS = 16, SOME_PARTS = 64 };
+    const int64_t least = least_keys(p, v), few = keys / least, some = keys / (2 * least),
+                  many = keys / LEAST_KEYS;
+    if (least != LEAST_KEYS_OF_FEW) return few;
+    if (few <= FEW_PARTS) return few;
+    if (some <= FEW_PARTS) return FEW_PARTS;
+    if (some <= SOME_PARTS) return some;
+    return many > SOME_PARTS ? many : SOME_PARTS;
 }
 
 /* Cuts for persistent blocks. The last group of a work tile merges its parts, because a second launch
@@ -397,7 +413,7 @@ static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l
         fa_cuda_count_tiles(PARTS_OF_GROUP * groups * l->decode.blocks, at_least_one(tasks));
     const int64_t fewest = fa_cuda_count_tiles(keys, MOST_KEYS);
     if (l->tasks > FA_DECODE_SM90_COUNTERS) return (cut){.parts = 1, .blocks = 1};
-    return (cut){.parts = clamp_parts(wanted > fewest ? wanted : fewest, keys, LEAST_KEYS),
+    return (cut){.parts = clamp_parts(wanted > fewest ? wanted : fewest, keys / LEAST_KEYS),
                  .blocks = 1};
 }
 
@@ -412,17 +428,17 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
     keys_to_cut k = {.tasks = tasks,
                      .keys = count_keys(p, l),
-                     .least = least_keys(p, v),
+                     .most = most_parts(p, v, count_keys(p, l)),
                      .fewest = 1,
                      .key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v)),
                      .multiprocessors = device->multiprocessors,
                      .grows = is_sm90(v)};
     cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
-        best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
+        best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX);
     if (p->batch_invariant || tasks == 0) return best;
     if (fa_cuda_has_own_lengths(p))
-        k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.keys, k.least);
+        k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.most);
     if (is_sm90(v)) k.part_bytes = (int64_t)(2 * rows * row_floats(v) * sizeof(float));
     try_cuts(&k, fitting, &best);
     if (fitting == 3 && !p->block_table && !is_sm90(v)) try_cuts(&k, 2, &best);

@@ -1190,8 +1190,13 @@ static void test_decode_sm90(void)
         {16, 16, 2, 1, 16384, 256, FA_VARIANT_decode_sm90_d256_bf16, 32, 4, 12},
         {16, 32, 8, 1, 16384, 64, FA_VARIANT_decode_sm90_d64_bf16, 128, 1, 12},
         {64, 32, 8, 8, 4096, 128, FA_VARIANT_decode_sm90_d128_bf16_rows32, 512, 1, 4},
-        {2, 16, 1, 1, 300, 80, FA_VARIANT_decode_sm90_d128_bf16_rows32, 2, 1, 12},
-        {2, 8, 1, 1, 300, 192, FA_VARIANT_decode_sm90_d256_bf16, 2, 1, 12},
+        {2, 16, 1, 1, 300, 80, FA_VARIANT_decode_sm90_d128_bf16_rows32, 2, 4, 12},
+        {2, 8, 1, 1, 300, 192, FA_VARIANT_decode_sm90_d256_bf16, 2, 4, 12},
+        {1, 8, 8, 1, 1005, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 15, 12},
+        {1, 8, 8, 1, 1300, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 16, 12},
+        {1, 1, 1, 1, 6924, 64, FA_VARIANT_decode_sm90_d64_bf16, 1, 54, 12},
+        {1, 1, 1, 1, 10000, 64, FA_VARIANT_decode_sm90_d64_bf16, 1, 64, 12},
+        {1, 8, 8, 1, 63, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 1, 12},
     };
     const fa_cuda_family *family = fa_cuda_find_family("decode_sm90");
     fa_problem p = make_decode(1, 32, 8, 8192, 128);
