@@ -43,6 +43,7 @@
 
 #include "../backward_simt/backward_simt.h"
 #include "../common/element.h"
+#include "../common/key_work.h"
 
 #define FA_BACKWARD_SM80_TILE 64          /* rows of a tile of the workspace */
 #define FA_BACKWARD_SM80_PASS_THREADS 256 /* of a block of prepare and finish */
@@ -184,6 +185,8 @@ typedef struct fa_backward_sm80_params {
     int32_t splits, keys, head_dim;
     float *key_sums; /* NULL: there is one split */
     float ds_unit;   /* the factor of dP in dS, in float32 */
+    fa_key_divisors divisors;
+    fa_uniform_lengths uniform;
 } fa_backward_sm80_params;
 
 #endif

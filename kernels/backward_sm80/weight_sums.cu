@@ -181,13 +181,14 @@ FA_DEVICE void describe_part(const fa_attention_params *p, tile_work *w, int par
 }
 
 /* Describes key tile 0. Later tiles differ by their first key (move_keys). */
-FA_DEVICE void describe_keys(const fa_attention_params *p, tile_work *w)
+FA_DEVICE void describe_keys(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                             tile_work *w)
 {
     block_work *k = &w->keys[0];
     k->sequence = w->keys[1].sequence = w->queries;
     k->keys.first = 0;
     k->heads = 1;
-    find_queries(p, k);
+    find_queries(p, &s->uniform, k);
     w->first_query = k->first_query, w->end_query = k->end_query;
     w->seen_key_from = k->seen_key_from, w->seen_key_to = k->seen_key_to;
     w->seen_query_from = k->seen_query_from, w->seen_query_to = k->seen_query_to;
@@ -199,7 +200,7 @@ FA_DEVICE void describe_tile(const fa_attention_params *p, const fa_backward_sm8
     w->queries = fa_find_tile(p, task, TILE);
     w->number = find_own_tile(s, task);
     describe_part(p, w, part);
-    if (w->from < w->to) describe_keys(p, w);
+    if (w->from < w->to) describe_keys(p, s, w);
 }
 
 /* Changes a description that is no longer used to that of another key tile. */

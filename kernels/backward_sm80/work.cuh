@@ -46,9 +46,17 @@ FA_DEVICE int32_t saturate(int64_t x)
 FA_DEVICE int64_t add(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
 FA_DEVICE int64_t subtract(int64_t a, int64_t b) { return a < INT64_MIN + b ? INT64_MIN : a - b; }
 
-FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
+FA_DEVICE void find_seen_rows(const fa_attention_params *p, const fa_uniform_lengths *u,
+                              block_work *w)
 {
     const fa_tile *t = &w->sequence;
+    if (u->applies) {
+        w->seen_key_from = u->keys_from - (int)w->keys.first;
+        w->seen_key_to = u->keys_to - (int)w->keys.first;
+        w->seen_query_from = u->queries_from;
+        w->seen_query_to = u->queries_to;
+        return;
+    }
     const int64_t first = w->keys.first, last_query = fa_max64(t->n_q - 1, 0);
     w->seen_key_from = saturate(fa_tile_visible(p, t, 0).lo - first);
     w->seen_key_to = saturate(fa_tile_visible(p, t, last_query).hi - first);
@@ -56,23 +64,31 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
     w->seen_query_to = saturate(fa_first_query(p, t, t->n_k, false));
 }
 
-FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
+FA_DEVICE void find_queries(const fa_attention_params *p, const fa_uniform_lengths *u,
+                            block_work *w)
 {
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
-    const int64_t center = first - t->diagonal;
-    const int64_t right = fa_keys_ahead(p);
     if (first >= end) return;
     w->num_keys = (int32_t)(end - first);
-    w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
-    w->to = ((int32_t)fa_first_query(p, t, end, false) + QUERIES - 1) / QUERIES;
+    w->key_tile = (int32_t)first / KEYS;
+    if (u->applies) {
+        w->from = fa_uniform_first_query(u, (int)first) / QUERIES;
+        w->to = (fa_uniform_end_query(u, (int)end) + QUERIES - 1) / QUERIES;
+        w->first_query = u->has_first ? (int)first + u->first_query : -UNBOUNDED;
+        w->end_query = u->has_end ? (int)first + u->end_query : UNBOUNDED;
+        w->edge = u->has_end ? max(0, w->end_query + KEYS - 2) : INT32_MAX;
+    } else {
+        const int64_t center = first - t->diagonal, right = fa_keys_ahead(p);
+        const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
+        w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
+        w->to = ((int32_t)fa_first_query(p, t, end, false) + QUERIES - 1) / QUERIES;
+        w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
+        w->end_query = saturate(add(last_query, 1));
+        w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
+    }
     w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
-    w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
-    const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
-    w->end_query = saturate(add(last_query, 1));
-    w->key_tile = (int32_t)(first / KEYS);
-    w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
-    find_seen_rows(p, w);
+    find_seen_rows(p, u, w);
 }
 
 /* The number of the first tile of a sequence and head in the workspace. */
@@ -87,12 +103,16 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
  * Blocks count through the first tiles of `together` heads, then their second tiles. So neighbouring
  * blocks do not wait for each other's sums, and under a causal mask long blocks come first. In both
  * orders a tile comes after all earlier tiles of its head. */
-FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t together)
+FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                            int64_t block)
 {
+    const fa_turns *turns = &s->divisors.together;
+    const int64_t together = s->heads_together;
     if (together <= 1) return block;
-    const int64_t group = fa_divide(block, together * p->tiles), first = group * together;
-    const int64_t heads = fa_min64(together, fa_divide(p->tasks, p->tiles) - first);
-    const int64_t rest = block - first * p->tiles, tile = fa_divide(rest, heads);
+    const int64_t first = fa_divide_by(block, turns->blocks) * together;
+    const int64_t heads = fa_min64(together, s->divisors.heads - first);
+    const int64_t rest = block - first * p->tiles,
+                  tile = fa_find_turn(turns, rest, heads, together);
     return (first + rest - tile * heads) * p->tiles + tile;
 }
 
@@ -101,11 +121,9 @@ FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm
 {
     const fa_attention_params *p = &all->a;
     int split;
-    const int64_t task =
-        fa_find_split(p, find_task(p, block, s->heads_together), s->splits, &split);
-    const int32_t group = (int32_t)fa_divide(p->heads_q, p->heads_kv);
-    w->keys = fa_find_key_tile(p, task, KEYS);
-    w->heads = group / s->splits;
+    const int64_t task = fa_find_split(p, find_task(p, s, block), s->splits, &split);
+    const int32_t group = s->divisors.group;
+    w->heads = s->splits == 1 ? group : group / s->splits;
     w->key_sums = NULL;
     if (s->key_sums)
         w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
@@ -114,14 +132,22 @@ FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm
 #if OPTIONS
     for (int i = 0; i < KEYS; i++) w->bad_keys[i] = 0;
 #endif
-    if (w->keys.batch < 0 || w->keys.count <= 0) return;
-    fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * group + split * w->heads, &w->sequence);
+    if (s->uniform.applies) {
+        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, split * w->heads, &w->keys,
+                             &w->sequence);
+    } else {
+        w->keys = fa_find_key_tile(p, task, KEYS);
+        if (w->keys.batch < 0) return;
+        fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * group + split * w->heads,
+                           &w->sequence);
+    }
+    if (w->keys.count <= 0) return;
     w->number = find_tile_number(p, &w->sequence, s->q_tiles);
 #if HIGH_LOW
     const fa_tile *t = &w->sequence;
     w->dq = (float *)(void *)fa_view_row(&all->dq, t->block_q, t->start_q, t->head);
 #endif
-    find_queries(p, w);
+    find_queries(p, &s->uniform, w);
 }
 
 /* How many earlier key tiles of the head touch a query tile that the block touches. The first of

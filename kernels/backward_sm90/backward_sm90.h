@@ -33,7 +33,7 @@
 #define FA_KERNEL_BACKWARD_SM90_H
 
 #include "../backward_simt/backward_simt.h"
-#include "../common/divide.h"
+#include "../common/key_work.h"
 #include "../forward_sm90/forward_sm90.h"
 
 #define FA_BACKWARD_SM90_QUERIES 64 /* of a tile */
@@ -118,32 +118,6 @@ typedef struct fa_backward_sm90_left {
     int32_t summed;
 } fa_backward_sm90_left;
 
-/* How blocks find their work without a division, for which the first of their loads would wait. */
-typedef struct fa_backward_sm90_turns { /* of heads whose blocks take turns */
-    fa_reciprocal blocks;               /* of a group */
-    fa_reciprocal heads, rest;          /* of a group, of the last one */
-} fa_backward_sm90_turns;
-
-typedef struct fa_backward_sm90_divisors {
-    int32_t heads; /* key/value heads of all items, or splits of them */
-    int32_t group; /* query heads that share keys */
-    int64_t item_tasks;
-    fa_reciprocal tiles, heads_kv,
-        items; /* key tiles of a head; heads of an item; items_together */
-    fa_backward_sm90_turns together, ascending;
-} fa_backward_sm90_divisors;
-
-/* If all sequences have the same lengths, and sums of the mask's numbers cannot overflow. */
-typedef struct fa_backward_sm90_uniform {
-    int32_t applies;
-    int32_t n_q, n_k;
-    int32_t has_first, has_end; /* whether the mask hides queries before, or after, others */
-    int32_t first_query,
-        end_query; /* key j is seen by the queries [first_query + j, end_query + j) */
-    /* As in block_work (work.cuh), of a block with the sequence's first keys. */
-    int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
-} fa_backward_sm90_uniform;
-
 /* The second parameter of all of these kernels. */
 typedef struct fa_backward_sm90_params {
     fa_sm90_map q, k, v, dout; /* boxes of 64 rows of q and dout, of 128 of k and v */
@@ -197,8 +171,11 @@ typedef struct fa_backward_sm90_params {
     /* Where sums have one order: a persistent block takes its next work tile when so many query
      * tiles, or fewer, of the one before have not been loaded. */
     int32_t tiles_ahead;
-    fa_backward_sm90_divisors divisors;
-    fa_backward_sm90_uniform uniform;
+    fa_key_divisors divisors;
+    fa_uniform_lengths uniform;
+    fa_turns ascending;
+    fa_reciprocal by_items; /* by items_together */
+    int64_t item_tasks;     /* tasks of an item */
 } fa_backward_sm90_params;
 
 #endif

@@ -86,14 +86,14 @@ FA_DEVICE bool sees_all(const block_work *w, int consumer, int tile)
 FA_DEVICE void find_seen_rows(const fa_attention_params *p, const fa_backward_sm90_params *s,
                               block_work *w)
 {
-    const fa_backward_sm90_uniform *u = &s->uniform;
+    const fa_uniform_lengths *u = &s->uniform;
     const fa_tile *t = &w->sequence;
     if (u->applies) {
         const int key = (int)w->keys.first;
-        w->clear_before_key = u->clear_before_key - key;
-        w->clear_from_key = u->clear_from_key == UNBOUNDED ? UNBOUNDED : u->clear_from_key - key;
-        w->clear_before_query = u->clear_before_query;
-        w->clear_from_query = u->clear_from_query;
+        w->clear_before_key = u->keys_from - key;
+        w->clear_from_key = u->keys_to == p->rows_k ? UNBOUNDED : u->keys_to - key;
+        w->clear_before_query = u->queries_from;
+        w->clear_from_query = u->queries_to == p->rows_q ? UNBOUNDED : u->queries_to;
         return;
     }
     const int64_t first = w->keys.first, last_query = fa_max64(t->n_q - 1, 0);
@@ -113,15 +113,13 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, const fa_backward_sm
 FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90_params *s,
                             block_work *w)
 {
-    const fa_backward_sm90_uniform *u = &s->uniform;
+    const fa_uniform_lengths *u = &s->uniform;
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
     if (first >= end) return;
     if (u->applies) {
-        const int from = u->has_first ? (int)first + u->first_query : 0,
-                  to = u->has_end ? (int)end + u->end_query - 1 : u->n_q;
-        w->from = max(0, min(from, u->n_q)) / QUERIES;
-        w->to = divide_up(max(0, min(to, u->n_q)));
+        w->from = fa_uniform_first_query(u, (int)first) / QUERIES;
+        w->to = divide_up(fa_uniform_end_query(u, (int)end));
         w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
         return;
     }
@@ -134,7 +132,7 @@ FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90
 FA_DEVICE void find_masks(const fa_attention_params *p, const fa_backward_sm90_params *s,
                           block_work *w)
 {
-    const fa_backward_sm90_uniform *u = &s->uniform;
+    const fa_uniform_lengths *u = &s->uniform;
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
     if (first >= end) return;
@@ -166,14 +164,6 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
 
-/* The tile of a head that has number `rest` in a group where `heads` heads take turns: `together`, or
- * those of the last group. */
-FA_DEVICE int64_t divide_by_heads(const fa_backward_sm90_turns *turns, int64_t rest, int64_t heads,
-                                  int64_t together)
-{
-    return fa_divide_by(rest, heads == together ? turns->heads : turns->rest);
-}
-
 #if !ORDERED
 
 /* A block's task if a head's first block runs ahead of its other ones, so that these need not wait.
@@ -182,7 +172,7 @@ FA_DEVICE int64_t divide_by_heads(const fa_backward_sm90_turns *turns, int64_t r
 FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                   int64_t block)
 {
-    const fa_backward_sm90_turns *turns = &s->divisors.together;
+    const fa_turns *turns = &s->divisors.together;
     const int64_t together = s->heads_together, heads = s->divisors.heads;
     const int64_t before = fa_min64(together, heads); /* the first blocks of the first group */
     if (block < before) return block * p->tiles;
@@ -202,7 +192,7 @@ FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backwar
     }
     if (rest < next) return (first + together + rest) * p->tiles;
     rest -= next;
-    const int64_t tile = divide_by_heads(turns, rest, own, together);
+    const int64_t tile = fa_find_turn(turns, rest, own, together);
     return (first + rest - tile * own) * p->tiles + tile + 1;
 }
 
@@ -215,11 +205,11 @@ FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backwar
 FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
                             int64_t block)
 {
-    const fa_backward_sm90_turns *turns = &s->divisors.together;
+    const fa_turns *turns = &s->divisors.together;
     const int64_t together = s->heads_together;
     if (BIAS_TILE && s->items_together > 1) { /* those that share a bias */
-        const int64_t own = fa_divide_by(block, s->divisors.items);
-        return own + (block - own * s->items_together) * s->divisors.item_tasks;
+        const int64_t own = fa_divide_by(block, s->by_items);
+        return own + (block - own * s->items_together) * s->item_tasks;
     }
 #if !ORDERED
     if (s->first_ahead) return find_task_ahead(p, s, block);
@@ -228,7 +218,7 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90
     const int64_t first = fa_divide_by(block, turns->blocks) * together;
     const int64_t heads = fa_min64(together, s->divisors.heads - first);
     const int64_t rest = block - first * p->tiles,
-                  tile = divide_by_heads(turns, rest, heads, together);
+                  tile = fa_find_turn(turns, rest, heads, together);
     return (first + rest - tile * heads) * p->tiles + tile;
 }
 
@@ -244,12 +234,12 @@ FA_DEVICE int64_t find_ordered_task(const fa_attention_params *p, const fa_backw
     *ascends = rest < 0;
     if (first == 0) return find_task(p, s, block);
     if (rest < 0) {
-        const fa_backward_sm90_turns *turns = &s->divisors.ascending;
+        const fa_turns *turns = &s->ascending;
         const int64_t together = s->ascending_together,
                       head = fa_divide_by(block, turns->blocks) * together;
         const int64_t heads = fa_min64(together, s->heads_ascending - head),
                       own = block - head * p->tiles,
-                      tile = divide_by_heads(turns, own, heads, together);
+                      tile = fa_find_turn(turns, own, heads, together);
         return (head + own - tile * heads + 1) * p->tiles - 1 - tile;
     }
     const int64_t tile = fa_divide_by(rest, s->divisors.together.heads);
@@ -257,33 +247,6 @@ FA_DEVICE int64_t find_ordered_task(const fa_attention_params *p, const fa_backw
 }
 
 #endif
-
-/* The keys and the sequence of a task, if all sequences have the same lengths. */
-FA_DEVICE void find_uniform_keys(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                                 int64_t task, int split, block_work *w)
-{
-    const fa_backward_sm90_divisors *d = &s->divisors;
-    const int64_t outer = fa_divide_by(task, d->tiles), batch = fa_divide_by(outer, d->heads_kv),
-                  head_kv = outer - batch * p->heads_kv, first = (task - outer * p->tiles) * KEYS;
-    const fa_key_tile keys = {.batch = batch,
-                              .head_kv = head_kv,
-                              .first = first,
-                              .block = batch,
-                              .row = first,
-                              .count = fa_min64(KEYS, p->rows_k - first)};
-    const fa_tile sequence = {.batch = batch,
-                              .head = head_kv * d->group + split * w->heads,
-                              .head_kv = head_kv,
-                              .block_q = batch,
-                              .n_q = s->uniform.n_q,
-                              .room_q = p->rows_q,
-                              .block_k = batch,
-                              .n_k = s->uniform.n_k,
-                              .diagonal = p->diagonal_given ? p->diagonal
-                                                            : s->uniform.n_k - s->uniform.n_q};
-    w->keys = keys;
-    w->sequence = sequence;
-}
 
 /* The keys and the sequence; false if no query can see a key. */
 FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_params *s,
@@ -307,7 +270,8 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
                                         FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = 0;
     if (s->uniform.applies) {
-        find_uniform_keys(p, s, task, split, w);
+        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, split * w->heads, &w->keys,
+                             &w->sequence);
         return w->keys.count > 0;
     }
     w->keys = fa_find_key_tile(p, task, KEYS);

@@ -5,6 +5,7 @@
 #define FA_KERNELS_COMMON_KEY_TILES_CUH
 
 #include "common/divide.h"
+#include "common/key_work.h"
 #include "common/sequence.cuh"
 
 /* The rows of dk and dv that a block owns. */
@@ -64,6 +65,44 @@ FA_DEVICE fa_key_tile fa_find_key_tile(const fa_attention_params *p, int64_t tas
     k.row = k.first = tile * rows;
     k.count = fa_min64(rows, p->rows_k - k.first);
     return k;
+}
+
+/* The keys of a task, and their sequence with the first of the block's query heads, if all sequences have the same
+ * lengths. before: query heads of other splits. */
+FA_DEVICE void fa_find_uniform_keys(const fa_attention_params *p, const fa_key_divisors *d,
+                                    const fa_uniform_lengths *u, int64_t task, int rows,
+                                    int64_t before, fa_key_tile *k, fa_tile *t)
+{
+    const int64_t outer = fa_divide_by(task, d->tiles), batch = fa_divide_by(outer, d->heads_kv);
+    k->batch = k->block = batch;
+    k->head_kv = outer - batch * p->heads_kv;
+    k->first = k->row = (task - outer * p->tiles) * rows;
+    k->count = fa_min64(rows, p->rows_k - k->first);
+    t->batch = t->block_q = t->block_k = batch;
+    t->head_kv = k->head_kv;
+    t->head = k->head_kv * d->group + before;
+    t->first = t->start_q = t->start_k = 0;
+    t->n_q = u->n_q;
+    t->room_q = p->rows_q;
+    t->n_k = u->n_k;
+    t->diagonal = p->diagonal_given ? p->diagonal : u->n_k - u->n_q;
+}
+
+/* The first query tile that sees keys from `first` on, and the end of those that see some before `end`. */
+FA_DEVICE int fa_uniform_first_query(const fa_uniform_lengths *u, int first)
+{
+    return u->has_first ? max(0, min(first + u->first_query, u->n_q)) : 0;
+}
+
+FA_DEVICE int fa_uniform_end_query(const fa_uniform_lengths *u, int end)
+{
+    return u->has_end ? max(0, min(end + u->end_query - 1, u->n_q)) : u->n_q;
+}
+
+/* The tile of a head that has number `rest` in a group of `heads` heads: `together`, or those of the last group. */
+FA_DEVICE int64_t fa_find_turn(const fa_turns *turns, int64_t rest, int64_t heads, int64_t together)
+{
+    return fa_divide_by(rest, heads == together ? turns->heads : turns->rest);
 }
 
 /* If several consecutive blocks have the same keys: the task of the first of them, and the number of the block's split. */

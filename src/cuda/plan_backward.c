@@ -1,5 +1,6 @@
 /* backward_simt: every gradient, in float32 on the FMA units of any GPU, in up to five launches. */
 #include "cuda/plan_backward.h"
+#include "mask.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -243,6 +244,65 @@ size_t fa_cuda_dbias_sum_bytes(const fa_problem *p)
     const int64_t *n = p->dbias_shape;
     return (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float);
 }
+
+/* ---- How blocks find their work -------------------------------------------------------------- */
+
+fa_reciprocal fa_cuda_reciprocal(int64_t x) { return fa_reciprocal_of(x < 1 ? 1 : x); }
+
+fa_turns fa_cuda_turns(int64_t heads, int64_t together, int64_t tiles)
+{
+    const int64_t group = together < 1 ? 1 : together < heads ? together : heads;
+    const int64_t last = group > 0 ? heads % group : 0;
+    return (fa_turns){.blocks = fa_cuda_reciprocal(group * tiles),
+                      .heads = fa_cuda_reciprocal(group),
+                      .rest = fa_cuda_reciprocal(last > 0 ? last : group)};
+}
+
+fa_key_divisors fa_cuda_key_divisors(int64_t tiles, int64_t tasks, int64_t group, int64_t heads_kv,
+                                     int64_t together)
+{
+    const int64_t heads = tiles > 0 ? tasks / tiles : 0;
+    return (fa_key_divisors){.heads = (int32_t)heads,
+                             .group = (int32_t)group,
+                             .tiles = fa_cuda_reciprocal(tiles),
+                             .heads_kv = fa_cuda_reciprocal(heads_kv),
+                             .together = fa_cuda_turns(heads, together, tiles)};
+}
+
+static bool is_small(int64_t x) { return x < 1 << 28 && x > -(1 << 28); }
+
+static int32_t clamp_query(int64_t query, int64_t n_q)
+{
+    return (int32_t)(query < 0 ? 0 : query > n_q ? n_q : query);
+}
+
+/* As fa_first_query and fa_tile_visible find it for each sequence. */
+fa_uniform_lengths fa_cuda_uniform_lengths(const fa_problem *p)
+{
+    const int64_t left = p->window_left, right = p->causal ? 0 : p->window_right,
+                  diagonal = p->diagonal_given ? p->diagonal : p->n_k - p->n_q;
+    if (fa_cuda_has_own_lengths(p) || p->block_table || p->attention_chunk || p->n_q != p->rows_q ||
+        p->n_q == 0 || p->n_k == 0 || !is_small(p->n_q) || !is_small(p->rows_k) ||
+        !is_small(left) || !is_small(right) || !is_small(diagonal))
+        return (fa_uniform_lengths){.applies = 0};
+    const fa_range first = fa_visible_keys(p->causal, left, p->window_right, p->n_k, diagonal),
+                   last = fa_visible_keys(p->causal, left, p->window_right, p->n_k,
+                                          diagonal + p->n_q - 1);
+    return (fa_uniform_lengths){
+        .applies = 1,
+        .n_q = (int32_t)p->n_q,
+        .n_k = (int32_t)p->n_k,
+        .has_first = right >= 0,
+        .has_end = left >= 0,
+        .first_query = (int32_t)(-diagonal - right),
+        .end_query = (int32_t)(-diagonal + left + 1),
+        .keys_from = (int32_t)first.lo,
+        .keys_to = (int32_t)last.hi,
+        .queries_from = right < 0 ? 0 : clamp_query(-diagonal - right, p->n_q),
+        .queries_to = left < 0 ? (int32_t)p->n_q : clamp_query(p->n_k - diagonal + left, p->n_q)};
+}
+
+/* ---- The gradient of a bias ------------------------------------------------------------------ */
 
 /* Weights that a softcap's slope has been multiplied into make no dbias. Sums over queries or over keys, which many threads
  * would add to at once, and those that need one order, have their own kernel. */

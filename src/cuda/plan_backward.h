@@ -6,6 +6,7 @@
 #define FA_CUDA_PLAN_BACKWARD_H
 
 #include "../../kernels/backward_simt/backward_simt.h"
+#include "../../kernels/common/key_work.h"
 #include "cuda/plan.h"
 
 void fa_cuda_set_backward_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
@@ -42,6 +43,18 @@ int64_t fa_cuda_count_heads_of_rounds(const fa_cuda_plan_launch *launch, int64_t
  * 1.13; 192, n 4k, 10 heads 1.10; (192, 128) 1.32. With 15 rounds it is no gain). */
 int64_t fa_cuda_count_heads_in_turn(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                     int64_t at_once, int percent);
+
+/* A reciprocal of x, or of 1 if x is less. */
+fa_reciprocal fa_cuda_reciprocal(int64_t x);
+
+/* Of `heads` heads with `tiles` key tiles each, `together` at a time. */
+fa_turns fa_cuda_turns(int64_t heads, int64_t together, int64_t tiles);
+
+/* For `tasks` blocks, `tiles` of each head. group: query heads that share keys; heads_kv: of an item. */
+fa_key_divisors fa_cuda_key_divisors(int64_t tiles, int64_t tasks, int64_t group, int64_t heads_kv,
+                                     int64_t together);
+
+fa_uniform_lengths fa_cuda_uniform_lengths(const fa_problem *problem);
 
 /* Adds the launch that adds up what splits of `main` leave, if there are several. */
 bool fa_cuda_add_finish_keys(const fa_cuda_planning *planning, const fa_variant *variant,

@@ -31,6 +31,9 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
         x->split ? (fa_backward_sm80_powers *)(void *)(workspace + x->powers_offset) : NULL;
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
+    params->divisors = fa_cuda_key_divisors(l->tiles, l->tasks, p->heads_q / p->heads_kv,
+                                            p->heads_kv, x->heads_together);
+    params->uniform = fa_cuda_uniform_lengths(p);
     params->low_parts = x->low_parts;
     params->splits = x->splits;
     params->keys = x->keys;

@@ -6,7 +6,6 @@
 #include "cuda/family.h"
 #include "../../kernels/backward_sm90_wide/backward_sm90_wide.h"
 #include "cuda/plan_backward.h"
-#include "mask.h"
 
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
 static const int64_t max_rows = (1 << 30) - 4096;
@@ -64,71 +63,16 @@ static void set_left(const fa_problem *p, const fa_cuda_backward_sm90_launch *x,
     left->ds = at + left_counter_bytes(x->left.units);
 }
 
-static fa_reciprocal reciprocal_of(int64_t x) { return fa_reciprocal_of(x < 1 ? 1 : x); }
-
-/* heads: all that take turns, `together` at a time. */
-static fa_backward_sm90_turns turns_of(int64_t heads, int64_t together, int64_t tiles)
-{
-    const int64_t group = together < 1 ? 1 : together < heads ? together : heads;
-    const int64_t last = group > 0 ? heads % group : 0;
-    return (fa_backward_sm90_turns){.blocks = reciprocal_of(group * tiles),
-                                    .heads = reciprocal_of(together < heads ? together : heads),
-                                    .rest = reciprocal_of(last > 0 ? last : group)};
-}
-
 void fa_cuda_backward_sm90_set_divisors(int64_t tiles, int64_t tasks, int64_t group,
                                         int64_t heads_kv, fa_backward_sm90_params *s)
 {
-    const int64_t heads = tiles > 0 ? tasks / tiles : 0,
-                  items = s->items_together > 1 ? s->items_together : 1;
-    s->divisors = (fa_backward_sm90_divisors){
-        .heads = (int32_t)heads,
-        .group = (int32_t)group,
-        .item_tasks = tasks / items,
-        .tiles = reciprocal_of(tiles),
-        .heads_kv = reciprocal_of(heads_kv),
-        .items = reciprocal_of(items),
-        .together = turns_of(heads, s->heads_together, tiles),
-        .ascending = turns_of(s->heads_ascending, s->ascending_together, tiles)};
+    const int64_t items = s->items_together > 1 ? s->items_together : 1;
+    s->divisors = fa_cuda_key_divisors(tiles, tasks, group, heads_kv, s->heads_together);
     /* The heads that do not ascend are one group. */
-    if (s->heads_ascending > 0) s->divisors.together.heads = reciprocal_of(s->heads_together);
-}
-
-static bool is_small(int64_t x) { return x < 1 << 28 && x > -(1 << 28); }
-
-static int32_t clamp_query(int64_t query, int64_t n_q)
-{
-    return (int32_t)(query < 0 ? 0 : query > n_q ? n_q : query);
-}
-
-/* As find_seen_rows and others (kernels/backward_sm90/work.cuh) find it for each sequence. */
-static void set_uniform(const fa_problem *p, fa_backward_sm90_uniform *u)
-{
-    const int64_t left = p->window_left, right = p->causal ? 0 : p->window_right,
-                  diagonal = p->diagonal_given ? p->diagonal : p->n_k - p->n_q;
-    *u = (fa_backward_sm90_uniform){.applies = 0};
-    if (fa_cuda_has_own_lengths(p) || p->n_q != p->rows_q || p->n_q == 0 || p->n_k == 0 ||
-        !is_small(p->n_q) || !is_small(p->rows_k) || !is_small(left) || !is_small(right) ||
-        !is_small(diagonal))
-        return;
-    const fa_range first = fa_visible_keys(p->causal, left, p->window_right, p->n_k, diagonal),
-                   last = fa_visible_keys(p->causal, left, p->window_right, p->n_k,
-                                          diagonal + p->n_q - 1);
-    const int32_t from = right < 0 ? 0 : clamp_query(-diagonal - right, p->n_q),
-                  to = left < 0 ? (int32_t)p->n_q : clamp_query(p->n_k - diagonal + left, p->n_q);
-    /* TMA itself writes zeros for rows after the end of the tensor. */
-    *u = (fa_backward_sm90_uniform){
-        .applies = 1,
-        .n_q = (int32_t)p->n_q,
-        .n_k = (int32_t)p->n_k,
-        .has_first = right >= 0,
-        .has_end = left >= 0,
-        .first_query = (int32_t)(-diagonal - right),
-        .end_query = (int32_t)(-diagonal + left + 1),
-        .clear_before_key = (int32_t)first.lo,
-        .clear_from_key = last.hi == p->rows_k ? FA_BACKWARD_SM90_UNBOUNDED : (int32_t)last.hi,
-        .clear_before_query = from,
-        .clear_from_query = to == p->rows_q ? FA_BACKWARD_SM90_UNBOUNDED : to};
+    if (s->heads_ascending > 0) s->divisors.together.heads = fa_cuda_reciprocal(s->heads_together);
+    s->ascending = fa_cuda_turns(s->heads_ascending, s->ascending_together, tiles);
+    s->by_items = fa_cuda_reciprocal(items);
+    s->item_tasks = tasks / items;
 }
 
 bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
@@ -178,7 +122,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->splits = x->splits;
     fa_cuda_backward_sm90_set_divisors(l->tiles, l->tasks, p->heads_q / p->heads_kv, p->heads_kv,
                                        params);
-    set_uniform(p, &params->uniform);
+    params->uniform = fa_cuda_uniform_lengths(p);
     params->keys = x->keys;
     params->head_dim = x->head_dim;
     params->value_dim = x->value_dim;
