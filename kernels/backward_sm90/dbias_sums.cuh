@@ -268,7 +268,7 @@ FA_DEVICE void add_unit(const fa_backward_params *p, const fa_backward_sm90_para
     uint4 x[2][SHARES_AT_ONCE][ADDER_VECTORS];
     left_shares at = {0, 0, 0}, next = {0, 0, 0}, fetched = {0, 0, 0};
 #pragma unroll 1
-    for (int bytes = 0; bytes < BYTES_AHEAD; bytes += u->shares * DS_BYTES)
+    for (int64_t bytes = 0; bytes < BYTES_AHEAD; bytes += (int64_t)u->shares * DS_BYTES)
         fetch_tile(s, u, &fetched, thread);
     if (count_shares(u, &at) > 0) load_shares(s, u, &at, thread, x[0]);
 #pragma unroll 1

@@ -88,7 +88,7 @@ FA_DEVICE void fa_find_uniform_keys(const fa_attention_params *p, const fa_key_d
     t->diagonal = p->diagonal_given ? p->diagonal : u->n_k - u->n_q;
 }
 
-/* The first query tile that sees keys from `first` on, and the end of those that see some before `end`. */
+/* The first query that sees keys from `first` on, and the end of those that see some key before `end`. */
 FA_DEVICE int fa_uniform_first_query(const fa_uniform_lengths *u, int first)
 {
     return u->has_first ? max(0, min(first + u->first_query, u->n_q)) : 0;

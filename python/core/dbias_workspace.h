@@ -20,6 +20,11 @@ static inline size_t dbias_workspace(const fa_tensor *q, const fa_tensor *dbias,
     if (!dbias->data || dbias->dtype == FA_FLOAT32 || own || n[2] == 1 || n[3] == 1 ||
         options->softcap > 0 || options->flags & FA_BATCH_INVARIANT)
         return 0;
+    /* In one order only what backward_sm90 can leave is summed (plan_left in plan_backward_sm90.c). */
+    if (options->flags & FA_DETERMINISTIC &&
+        (dbias->dtype != q->dtype || q->shape[3] > 128 || options->cu_seqlens_q ||
+         options->cu_seqlens_k || options->seqlens_q || options->seqlens_k))
+        return 0;
     return (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float) + 256;
 }
 

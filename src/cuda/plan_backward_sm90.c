@@ -68,8 +68,6 @@ void fa_cuda_backward_sm90_set_divisors(int64_t tiles, int64_t tasks, int64_t gr
 {
     const int64_t items = s->items_together > 1 ? s->items_together : 1;
     s->divisors = fa_cuda_key_divisors(tiles, tasks, group, heads_kv, s->heads_together);
-    /* The heads that do not ascend are one group. */
-    if (s->heads_ascending > 0) s->divisors.together.heads = fa_cuda_reciprocal(s->heads_together);
     s->ascending = fa_cuda_turns(s->heads_ascending, s->ascending_together, tiles);
     s->by_items = fa_cuda_reciprocal(items);
     s->item_tasks = tasks / items;
@@ -211,7 +209,7 @@ static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 /* Whether blocks take turns where any order would do, in short sequences without a mask. Their first shares of dQ are stored, so nobody
  * clears the sums, and a head has few blocks that wait. There must be enough of them (rate over that of any order, H200: head dim
  * 128, n 200, 256, 384, 512, 640, 1000 1.07, 1.06, 1.05, 1.01, 1.04, 0.97; with two rounds of blocks 0.97 to 0.98. Head dim 64, n
- * 256, 384, 512, 640, 768 1.01, 1.01, 1.04, 1.02, 1.00; with eight rounds 1.00, with four 0.92; 2,048 queries for 512 keys 0.95.
+ * 256, 384, 512, 640, 768 1.01, 1.01, 1.04, 1.02, 1.00; with eight rounds 1.00, with four 0.92. 2,048 queries for 512 keys 1.08 and 0.95.
  * Four query heads for a key/value head 0.97 and 0.92). columns: the widest head dim of the variant. */
 static bool is_short_and_full(const fa_problem *p, const fa_cuda_device *device, int columns)
 {
@@ -381,7 +379,7 @@ static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
 /* Blocks that leave their dS, if dbias is to be summed and has the type of q, all sequences are equally long, and the memory of
  * sums in float32 has room for enough of them. A block waits until the unit in whose place it leaves dS has been added up. One
  * block does that, and takes longer the more blocks the unit has. So there is room for the blocks that run at once, and for an
- * eighth of them more for each block of a unit. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and
+ * eighth of them more for each block of a unit; with FA_DETERMINISTIC a quarter of the former is enough. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and
  * units of 4, 4.27 ms, with sums 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) */
 static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                       fa_cuda_backward_sm90_launch *own)
@@ -401,8 +399,9 @@ static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_de
                           FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
     const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) - (int64_t)left_counter_bytes(units);
     const int64_t fit = memory > 0 ? memory / bytes : 0, last = (room + blocks - 1) / blocks;
-    const bool waits = fit * blocks * 8 < room * (8 + blocks);
-    if (units > INT32_MAX / 2 || fit < 2 || (waits && !p->deterministic)) return false;
+    /* Sums of floats have no order; the kernel that computes dbias alone is ten times as slow. */
+    const int64_t wanted = p->deterministic ? room / 4 : room * (8 + blocks) / 8;
+    if (units > INT32_MAX / 2 || fit < 2 || fit * blocks < wanted) return false;
     own->left.units = (int32_t)units;
     own->left.blocks = (int32_t)blocks;
     own->left.room = (int32_t)(fit < units ? fit : units);

@@ -18,9 +18,9 @@
 /* Positions and rows, plus a tile, are counted in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
 
-/* The smallest number of keys of a part; the same for decode_latent_sm90, whose blocks merge in
- * parallel; and for decode_sm90, if there are few parts. */
-enum { LEAST_KEYS = 256, LEAST_KEYS_LATENT = 128, LEAST_KEYS_OF_FEW = 64 };
+/* The smallest number of keys of a part; and the same for decode_latent_sm90, whose blocks merge in
+ * parallel. */
+enum { LEAST_KEYS = 256, LEAST_KEYS_LATENT = 128 };
 
 /* The cost of a round of blocks besides reading keys and values: descriptions, the first copies, results
  * written and read (8 us, measured on an H200). It is given in bytes of keys and values that a
@@ -385,23 +385,40 @@ static int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
 static int64_t least_keys(const fa_problem *p, const fa_variant *v)
 {
     if (p->batch_invariant) return INVARIANT_KEYS;
-    if (is_latent_sm90(v)) return LEAST_KEYS_LATENT;
-    return is_sm90(v) && !is_8bit(v) ? LEAST_KEYS_OF_FEW : LEAST_KEYS;
+    return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
+}
+
+/* So many parts are merged at once (SOURCES in kernels/decode_sm90/merge_parts.cuh). */
+enum { FEW_PARTS = 16 };
+
+/* Whether few parts may have as little as a key tile: those of decode_sm90 in 16 bits, if there are few blocks. */
+static bool has_short_parts(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                            const fa_cuda_device *device)
+{
+    return !p->batch_invariant && is_sm90(v) && !is_latent_sm90(v) && !is_8bit(v) &&
+           !is_persistent(v) && tasks <= 2 * device->multiprocessors;
 }
 
 /* The most parts that some keys suffice for. Each part adds to the work of merging, but a key tile takes its block a
- * microsecond (H200, us with parts of at least 256, 128 and 64 keys: 512 keys, 8 key/value heads of 128 columns 7.8, 6.4, 6.0; 907 keys,
- * 8 of 128 9.3, 8.1, 7.1; 6,924 keys, one of 64 8.7, 8.0, 9.2; 8k keys, 8 of 128 13.9, 13.9, 14.2). */
-static int64_t most_parts(const fa_problem *p, const fa_variant *v, int64_t keys)
+ * microsecond. So few parts may have a key tile each (H200, us: 512 keys, 8 key/value heads of 128 columns with 2, 4 and 8 parts 7.8, 6.4,
+ * 6.0; 907 keys, 8 of 128 with 3, 5 and 8 parts 9.3, 8.1, 7.1; 6,924 keys, one of 64 with 19, 28 and 55 parts 8.7, 8.0, 9.2;
+ * 4,096 keys, 2 of 256 with 16 and 32 parts 16.8, 18.0). */
+static int64_t most_parts(const fa_problem *p, const fa_variant *v, int64_t keys, int64_t tasks,
+                          const fa_cuda_device *device)
 {
-    enum { FEW_PARTS = 16, SOME_PARTS = 64 };
-    const int64_t least = least_keys(p, v), few = keys / least, some = keys / (2 * least),
-                  many = keys / LEAST_KEYS;
-    if (least != LEAST_KEYS_OF_FEW) return few;
-    if (few <= FEW_PARTS) return few;
-    if (some <= FEW_PARTS) return FEW_PARTS;
-    if (some <= SOME_PARTS) return some;
-    return many > SOME_PARTS ? many : SOME_PARTS;
+    if (!has_short_parts(p, v, tasks, device)) return keys / least_keys(p, v);
+    const int64_t tiles = fa_cuda_count_tiles(keys, block_keys(v)),
+                  many = fa_cuda_count_tiles(keys, LEAST_KEYS);
+    const int64_t few = tiles < FEW_PARTS ? tiles : FEW_PARTS;
+    return many > few ? many : few;
+}
+
+/* The fewest keys of a part for the device, which knows lengths that the host does not. */
+static int64_t least_of_parts(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                              int64_t parts, const fa_cuda_device *device)
+{
+    const bool shorter = has_short_parts(p, v, tasks, device) && parts <= FEW_PARTS;
+    return shorter ? block_keys(v) : least_keys(p, v);
 }
 
 /* Cuts for persistent blocks. The last group of a work tile merges its parts, because a second launch
@@ -428,7 +445,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
     keys_to_cut k = {.tasks = tasks,
                      .keys = count_keys(p, l),
-                     .most = most_parts(p, v, count_keys(p, l)),
+                     .most = most_parts(p, v, count_keys(p, l), tasks, device),
                      .fewest = 1,
                      .key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v)),
                      .multiprocessors = device->multiprocessors,
@@ -618,7 +635,7 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
         l->decode.stages = choose_stages(device, v, blocks, count_keys(p, l) / found.parts);
     }
     l->smem_bytes = smem_for(device, v, blocks);
-    fa_cuda_cut_decode(l, found.parts, least_keys(p, v));
+    fa_cuda_cut_decode(l, found.parts, least_of_parts(p, v, tasks, found.parts, device));
     plan->workspace_bytes = l->workspace_bytes;
     return true;
 }
