@@ -8,7 +8,6 @@ import contextlib
 import datetime
 import multiprocessing
 import os
-import socket
 import time
 import unittest.mock
 
@@ -19,6 +18,7 @@ DEVICE = "cuda" if GPUS else "cpu"
 RANKS = GPUS or 8
 SIZES = (1, 2, 3, 4, 8)
 MESHES = ((2, 2), (1, 2), (2, 1), (2, 4), (4, 2))
+MEETING = datetime.timedelta(seconds=60)
 PATIENCE = 5.0  # seconds: the timeout of the groups with a failing rank
 FAILING = ("ring", "ulysses")  # methods in which one does
 
@@ -38,17 +38,17 @@ class Ranks:
     def __init__(self, count=RANKS):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed", "flashattn.distributed"])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         self.pipes, self.processes = [], []
         for rank in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, rank, count, port), daemon=True)
+            process = context.Process(target=_serve, args=(there, rank, count), daemon=True)
             process.start()
             there.close()
             self.pipes.append(here)
             self.processes.append(process)
+        port = self.pipes[0].recv()
+        for pipe in self.pipes[1:]:
+            pipe.send(port)
         for pipe in self.pipes:
             assert pipe.recv() == "ready"
 
@@ -90,7 +90,17 @@ class Ranks:
 _groups = {}
 
 
-def _serve(pipe, rank, count, port):
+def _meet(pipe, rank, count, dist):
+    """The store by which the ranks meet. The first one listens at a port that the system chooses:
+    one that was free a moment ago may have been taken since."""
+    if rank > 0:
+        return dist.TCPStore("127.0.0.1", pipe.recv(), count, False, MEETING)
+    store = dist.TCPStore("127.0.0.1", 0, count, True, MEETING, wait_for_workers=False)
+    pipe.send(store.port)
+    return store
+
+
+def _serve(pipe, rank, count):
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -101,10 +111,10 @@ def _serve(pipe, rank, count, port):
         torch.set_default_device("cuda")
     dist.init_process_group(
         "nccl" if GPUS else "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        store=_meet(pipe, rank, count, dist),
         rank=rank,
         world_size=count,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=MEETING,
     )
     short = datetime.timedelta(seconds=PATIENCE)
     for size in SIZES:
