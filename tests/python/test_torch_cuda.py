@@ -93,42 +93,45 @@ def biased(q, k, v, bias, dout, **options):
     return torch.autograd.grad(out, given, dout)
 
 
-@pytest.mark.parametrize("hidden", ["k", "v", "kv"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dim", [64, 96, 128])
-def test_keys_that_only_a_bias_hides(dim, causal, hidden):
-    """They may be NaN: their weights are 0."""
+def test_values_that_only_a_bias_hides(dim, causal):
+    """They may be NaN: their weights are 0. Rows with such values are computed again, with other
+    roundings."""
     q, k, v, dout = (random(2, 384, 3, dim) for _ in range(4))
     bias = random(2, 3, 384, 384)
     keys = torch.tensor([0, 5, 200, 383], device="cuda")
     bias[..., keys] = -torch.inf
     bias[0, 1, 100:120, :130] = -torch.inf
-    expected = biased(q, k, v, bias, dout, causal=causal, deterministic=True)
-    for name, x in (("k", k), ("v", v)):
-        if name in hidden:
-            x[:, keys] = torch.nan
-    for x, y in zip(biased(q, k, v, bias, dout, causal=causal, deterministic=True), expected):
-        assert y.isfinite().all() and torch.equal(x, y)
-    assert not any(x[:, keys].any() for x in expected[1:3]) and not expected[3][..., keys].any()
+    expected = biased(q, k, v, bias, dout, causal=causal)
+    v[:, keys] = torch.nan
+    gradients = biased(q, k, v, bias, dout, causal=causal)
+    for x, y in zip(gradients, expected):
+        assert x.isfinite().all() and (x - y).norm() < 0.01 * y.norm()
+    assert not any(x[:, keys].any() for x in gradients[1:3])
+    assert not gradients[3][..., keys].any()
 
 
 @pytest.mark.parametrize("shared", [(1, 6), (4, 1), (1, 1), (4, 6)])
-@pytest.mark.parametrize("length", [300, 1024])
+@pytest.mark.parametrize("length, causal", [(300, False), (1024, False), (1024, True)])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_gradient_of_a_shared_bias(dim, length, shared):
+def test_gradient_of_a_shared_bias(dim, length, causal, shared):
     """It is that of float32, and in deterministic mode the same in each run."""
     q, k, v, dout = (random(4, length, 6, dim) for _ in range(4))
     bias = random(*shared, length, (length + 7) // 8 * 8)[..., :length]
     exact = [x.detach().float().requires_grad_() for x in (q, k, v, bias)]
     scores = torch.einsum("bihd,bjhd->bhij", exact[0], exact[1]) * dim**-0.5 + exact[3]
+    if causal:
+        scores = scores + torch.full((length, length), -torch.inf, device="cuda").triu(1)
     out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), exact[2])
     expected = torch.autograd.grad(out, exact, dout.float())
-    first = biased(q, k, v, bias, dout, deterministic=True)
-    for gradients in (first, biased(q, k, v, bias, dout)):
+    first = biased(q, k, v, bias, dout, causal=causal, deterministic=True)
+    for gradients in (first, biased(q, k, v, bias, dout, causal=causal)):
         for x, y in zip(gradients, expected):
             assert (x.float() - y).norm() < 0.02 * y.norm()
     for _ in range(20):
-        for x, y in zip(biased(q, k, v, bias, dout, deterministic=True), first):
+        again = biased(q, k, v, bias, dout, causal=causal, deterministic=True)
+        for x, y in zip(again, first):
             assert torch.equal(x, y)
 
 
