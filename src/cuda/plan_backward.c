@@ -305,7 +305,8 @@ fa_uniform_lengths fa_cuda_uniform_lengths(const fa_problem *p)
 /* ---- The gradient of a bias ------------------------------------------------------------------ */
 
 /* Weights that a softcap's slope has been multiplied into make no dbias. Sums over queries or over keys, which many threads
- * would add to at once, and those that need one order, have their own kernel; backward_sm90 may have another way for the latter. */
+ * would add to at once, and those that need one order, have their own kernel; backward_sm90 may have another
+ * way for the latter. */
 fa_cuda_dbias fa_cuda_choose_dbias(const fa_problem *p)
 {
     const int64_t *n = p->dbias_shape;

@@ -379,8 +379,10 @@ static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
 /* Blocks that leave their dS, if dbias is to be summed and has the type of q, all sequences are equally long, and the memory of
  * sums in float32 has room for enough of them. A block waits until the unit in whose place it leaves dS has been added up. One
  * block does that, and takes longer the more blocks the unit has. So there is room for the blocks that run at once, and for an
- * eighth of them more for each block of a unit; with FA_DETERMINISTIC a quarter of the former is enough. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and
- * units of 4, 4.27 ms, with sums 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) */
+ * eighth of them more for each block of a unit. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and
+ * units of 4, 4.27 ms, with sums 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) With FA_DETERMINISTIC a quarter of the
+ * blocks that run at once is enough: sums of floats have no order, and the kernel that computes dbias alone takes ten times as
+ * long (H200, the same problems: 50 ms, 3.8 and 5.1). */
 static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                       fa_cuda_backward_sm90_launch *own)
 {
@@ -399,7 +401,6 @@ static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_de
                           FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
     const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) - (int64_t)left_counter_bytes(units);
     const int64_t fit = memory > 0 ? memory / bytes : 0, last = (room + blocks - 1) / blocks;
-    /* Sums of floats have no order; the kernel that computes dbias alone is ten times as slow. */
     const int64_t wanted = p->deterministic ? room / 4 : room * (8 + blocks) / 8;
     if (units > INT32_MAX / 2 || fit < 2 || fit * blocks < wanted) return false;
     own->left.units = (int32_t)units;
@@ -908,10 +909,11 @@ static bool refuse_packed(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-/* One launch is faster without a mask above head dim 64, except where one order of sums is faster still (16,384 tokens on an H100, head dim 128, one
- * launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k 649 and 646; head dim 64, n 1k:
- * 388 and 417). Under a causal mask it was faster on one GPU (n 4k 531 and 505), and on others up to 9%
- * slower. Windows are not measured. Short sequences have persistent blocks. That needs no words. */
+/* One launch is faster without a mask above head dim 64, unless one order of sums is faster still (16,384
+ * tokens on an H100, head dim 128, one launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k
+ * 649 and 646; head dim 64, n 1k: 388 and 417). Under a causal mask it was faster on one GPU (n 4k 531 and
+ * 505), and on others up to 9% slower. Windows are not measured. Short sequences have persistent blocks.
+ * That needs no words. */
 static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, char *why,
                             size_t size)
 {
