@@ -236,6 +236,40 @@ def decode_cells(dtype, shapes=DECODE):
         yield Cell(batch, heads, heads_kv, 1, n_k, dim, dim, False, "decode", dtype)
 
 
+def drawn(draw, low, high):
+    """A whole number, log-uniformly distributed."""
+    return round(math.exp(draw.uniform(math.log(low), math.log(high))))
+
+
+def survey_shape(draw, which, dtype):
+    """A shape that nobody has chosen, of one sequence length."""
+    if which == "decode":
+        dim, heads_kv = draw.choice((64, 128, 128, 128, 256)), draw.choice((1, 2, 4, 8, 8, 8, 16))
+        batch, n = draw.choice((1, 2, 4, 8, 16, 32, 64, 128)), drawn(draw, 500, 40000)
+        return Cell(batch, heads_kv * draw.choice((1, 4, 4, 8)), heads_kv, 1, n, dim, dim, False,
+                    which, dtype)
+    dim = draw.choice((64, 128, 128) if which == "backward" else (64, 64, 128, 128, 96, 192, 256))
+    n, heads = drawn(draw, 130, 12000), draw.choice((1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 64))
+    n = max(128, n // 64 * 64) if draw.random() < 0.6 else n
+    batch = max(1, round(drawn(draw, 2000, 60000) / n))
+    grouped = which == "forward" and heads % 4 == 0 and draw.random() < 0.4
+    return shaped(batch, heads, n, dim, draw.random() < 0.6, heads // 4 if grouped else heads,
+                  which=which, dtype=dtype)
+
+
+def survey_cells(dtype, count=32, most_bytes=6e9):
+    """The same shapes each time. Gradients have head dims 64 and 128 and one key head for each query
+    head, because FlashAttention-4 compiles a kernel for each of the others."""
+    for which in ("backward", "forward", "decode"):
+        draw, found = random.Random(f"survey {which}"), {}
+        while len(found) < count:
+            cell = survey_shape(draw, which, dtype)
+            size = 2 * cell.batch * cell.heads * cell.n_q * cell.dim + cell.kv_bytes()
+            if size * (1 if which == "decode" else 20) < most_bytes:
+                found[cell.name] = cell
+        yield from found.values()
+
+
 def host_cells(dtype):
     yield shaped(1, 2, 128, 64, False, which="host", dtype=dtype)
 
@@ -334,7 +368,7 @@ CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
              "backward": lambda dtype: main_cells(dtype, "backward"),
              "backward-extra": backward_extra_cells, "backward-options": backward_option_cells,
              "decode": decode_cells, "host": host_cells, "peaked": peaked_cells,
-             "backward-peaked": backward_peaked_cells}
+             "backward-peaked": backward_peaked_cells, "survey": survey_cells}
 CPU_SETS = {"main": small_cells, "options": small_options,
             "backward": lambda dtype: small_cells(dtype, "backward"),
             "backward-extra": small_backward_extra,
