@@ -147,12 +147,15 @@ def extra_cells(dtype):
         yield usual(dim, 4096, False, dtype=dtype, like=usual(256, 4096, False, dtype=dtype).name)
 
 
+def log_uniform(draw, low, high):
+    return round(math.exp(draw.uniform(math.log(low), math.log(high))))
+
+
 def log_uniform_lengths(total, shortest, longest, seed):
     """Log-uniformly distributed lengths, the last one cut so that they add up to the total."""
     draw, lengths = random.Random(seed), []
     while sum(lengths) < total:
-        n = round(math.exp(draw.uniform(math.log(shortest), math.log(longest))))
-        lengths.append(min(n, total - sum(lengths)))
+        lengths.append(min(log_uniform(draw, shortest, longest), total - sum(lengths)))
     return tuple(lengths)
 
 
@@ -236,22 +239,18 @@ def decode_cells(dtype, shapes=DECODE):
         yield Cell(batch, heads, heads_kv, 1, n_k, dim, dim, False, "decode", dtype)
 
 
-def drawn(draw, low, high):
-    """A whole number, log-uniformly distributed."""
-    return round(math.exp(draw.uniform(math.log(low), math.log(high))))
-
-
 def survey_shape(draw, which, dtype):
     """A shape that nobody has chosen, of one sequence length."""
     if which == "decode":
         dim, heads_kv = draw.choice((64, 128, 128, 128, 256)), draw.choice((1, 2, 4, 8, 8, 8, 16))
-        batch, n = draw.choice((1, 2, 4, 8, 16, 32, 64, 128)), drawn(draw, 500, 40000)
+        batch, n = draw.choice((1, 2, 4, 8, 16, 32, 64, 128)), log_uniform(draw, 500, 40000)
         return Cell(batch, heads_kv * draw.choice((1, 4, 4, 8)), heads_kv, 1, n, dim, dim, False,
                     which, dtype)
     dim = draw.choice((64, 128, 128) if which == "backward" else (64, 64, 128, 128, 96, 192, 256))
-    n, heads = drawn(draw, 130, 12000), draw.choice((1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 64))
+    n = log_uniform(draw, 130, 12000)
+    heads = draw.choice((1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 64))
     n = max(128, n // 64 * 64) if draw.random() < 0.6 else n
-    batch = max(1, round(drawn(draw, 2000, 60000) / n))
+    batch = max(1, round(log_uniform(draw, 2000, 60000) / n))
     grouped = which == "forward" and heads % 4 == 0 and draw.random() < 0.4
     return shaped(batch, heads, n, dim, draw.random() < 0.6, heads // 4 if grouped else heads,
                   which=which, dtype=dtype)

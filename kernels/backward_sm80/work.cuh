@@ -34,18 +34,6 @@ typedef struct block_work {
 #endif
 } block_work;
 
-/* Larger than every query, and small enough that additions to it do not overflow. */
-enum { UNBOUNDED = 1 << 30 };
-
-FA_DEVICE int32_t saturate(int64_t x)
-{
-    return (int32_t)fa_max64(-UNBOUNDED, fa_min64(x, UNBOUNDED));
-}
-
-/* a + b and a - b, saturated; b is at least 0. A window may be as large as int64_t allows. */
-FA_DEVICE int64_t add(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
-FA_DEVICE int64_t subtract(int64_t a, int64_t b) { return a < INT64_MIN + b ? INT64_MIN : a - b; }
-
 FA_DEVICE void find_seen_rows(const fa_attention_params *p, const fa_uniform_lengths *u,
                               block_work *w)
 {
@@ -80,11 +68,11 @@ FA_DEVICE void find_queries(const fa_attention_params *p, const fa_uniform_lengt
         w->edge = u->has_end ? max(0, w->end_query + KEYS - 2) : INT32_MAX;
     } else {
         const int64_t center = first - t->diagonal, right = fa_keys_ahead(p);
-        const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
+        const int64_t last_query = p->window_left < 0 ? INT64_MAX : fa_add(center, p->window_left);
         w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
         w->to = ((int32_t)fa_first_query(p, t, end, false) + QUERIES - 1) / QUERIES;
-        w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
-        w->end_query = saturate(add(last_query, 1));
+        w->first_query = right < 0 ? -UNBOUNDED : saturate(fa_subtract(center, right));
+        w->end_query = saturate(fa_add(last_query, 1));
         w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
     }
     w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
@@ -106,14 +94,7 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
 FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm80_params *s,
                             int64_t block)
 {
-    const fa_turns *turns = &s->divisors.together;
-    const int64_t together = s->heads_together;
-    if (together <= 1) return block;
-    const int64_t first = fa_divide_by(block, turns->blocks) * together;
-    const int64_t heads = fa_min64(together, s->divisors.heads - first);
-    const int64_t rest = block - first * p->tiles,
-                  tile = fa_find_turn(turns, rest, heads, together);
-    return (first + rest - tile * heads) * p->tiles + tile;
+    return fa_find_task_in_turn(p, &s->divisors, s->heads_together, block);
 }
 
 FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm80_params *s,

@@ -92,9 +92,6 @@
 #define FA_BACKWARD_SM90_CLEARS_AHEAD(ordered, options, joined)                                    \
     (!(ordered) && !(options) && !(joined))
 
-/* Larger than every query, and small enough that additions to it do not overflow. */
-#define FA_BACKWARD_SM90_UNBOUNDED (1 << 30)
-
 /* How dbias is stored: by threads, using its strides, or by TMA, from dS in 16 bits (as products
  * read it) or in 32 bits. LEFT: dS in 16 bits is left in the workspace and added up there
  * (dbias_sums.cuh). */

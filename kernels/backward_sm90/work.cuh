@@ -55,17 +55,6 @@ typedef struct block_work {
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
 } block_work;
 
-enum { UNBOUNDED = FA_BACKWARD_SM90_UNBOUNDED };
-
-FA_DEVICE int32_t saturate(int64_t x)
-{
-    return (int32_t)fa_max64(-UNBOUNDED, fa_min64(x, UNBOUNDED));
-}
-
-/* a + b and a - b, saturated; b is at least 0. A window may be as large as int64_t allows. */
-FA_DEVICE int64_t add(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
-FA_DEVICE int64_t subtract(int64_t a, int64_t b) { return a < INT64_MIN + b ? INT64_MIN : a - b; }
-
 FA_DEVICE int divide_up(int x) { return (x + QUERIES - 1) >> 6; }
 
 /* Which tiles need no mask for a consumer. */
@@ -132,7 +121,6 @@ FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90
 FA_DEVICE void find_masks(const fa_attention_params *p, const fa_backward_sm90_params *s,
                           block_work *w)
 {
-    const fa_uniform_lengths *u = &s->uniform;
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
     if (first >= end) return;
@@ -141,15 +129,16 @@ FA_DEVICE void find_masks(const fa_attention_params *p, const fa_backward_sm90_p
 #if ORDERED
     w->tiles_behind = ((int32_t)t->n_k + KEYS - 1) / KEYS - 1 - w->key_tile;
 #endif
+    const fa_uniform_lengths *u = &s->uniform;
     if (u->applies) {
         w->first_query = u->has_first ? (int)first + u->first_query : -UNBOUNDED;
         w->end_query = u->has_end ? (int)first + u->end_query : UNBOUNDED;
         w->edge = u->has_end ? max(0, w->end_query + KEYS - 2) : INT32_MAX;
     } else {
         const int64_t center = first - t->diagonal, right = fa_keys_ahead(p);
-        const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
-        w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
-        w->end_query = saturate(add(last_query, 1));
+        const int64_t last_query = p->window_left < 0 ? INT64_MAX : fa_add(center, p->window_left);
+        w->first_query = right < 0 ? -UNBOUNDED : saturate(fa_subtract(center, right));
+        w->end_query = saturate(fa_add(last_query, 1));
         w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
     }
 #pragma unroll
@@ -205,8 +194,6 @@ FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backwar
 FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
                             int64_t block)
 {
-    const fa_turns *turns = &s->divisors.together;
-    const int64_t together = s->heads_together;
     if (BIAS_TILE && s->items_together > 1) { /* those that share a bias */
         const int64_t own = fa_divide_by(block, s->by_items);
         return own + (block - own * s->items_together) * s->item_tasks;
@@ -214,12 +201,7 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90
 #if !ORDERED
     if (s->first_ahead) return find_task_ahead(p, s, block);
 #endif
-    if (together <= 1) return block;
-    const int64_t first = fa_divide_by(block, turns->blocks) * together;
-    const int64_t heads = fa_min64(together, s->divisors.heads - first);
-    const int64_t rest = block - first * p->tiles,
-                  tile = fa_find_turn(turns, rest, heads, together);
-    return (first + rest - tile * heads) * p->tiles + tile;
+    return fa_find_task_in_turn(p, &s->divisors, s->heads_together, block);
 }
 
 #if ORDERED

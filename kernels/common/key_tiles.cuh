@@ -154,4 +154,31 @@ FA_DEVICE int64_t fa_first_query(const fa_attention_params *p, const fa_tile *t,
     return fa_max64(0, fa_min64(first, t->n_q));
 }
 
+/* Larger than every query, and small enough that additions to it do not overflow. */
+enum { UNBOUNDED = 1 << 30 };
+
+FA_DEVICE int32_t saturate(int64_t x)
+{
+    return (int32_t)fa_max64(-UNBOUNDED, fa_min64(x, UNBOUNDED));
+}
+
+/* a + b and a - b, saturated; b is at least 0. A window may be as large as int64_t allows. */
+FA_DEVICE int64_t fa_add(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
+FA_DEVICE int64_t fa_subtract(int64_t a, int64_t b)
+{
+    return a < INT64_MIN + b ? INT64_MIN : a - b;
+}
+
+/* The task of a block, if blocks take the first tiles of `together` heads, then their second tiles, and so on. */
+FA_DEVICE int64_t fa_find_task_in_turn(const fa_attention_params *p, const fa_key_divisors *d,
+                                       int64_t together, int64_t block)
+{
+    if (together <= 1) return block;
+    const int64_t first = fa_divide_by(block, d->together.blocks) * together;
+    const int64_t heads = fa_min64(together, d->heads - first);
+    const int64_t rest = block - first * p->tiles,
+                  tile = fa_find_turn(&d->together, rest, heads, together);
+    return (first + rest - tile * heads) * p->tiles + tile;
+}
+
 #endif
