@@ -7,6 +7,11 @@
 #include "common/packed.h"
 #include "common/rows.cuh"
 
+/* How the lengths of keys are read. Kernels that do so before the grid in front has ended define it as ptx_read_latest. */
+#ifndef FA_READ_LENGTH
+#define FA_READ_LENGTH(at) (*(at))
+#endif
+
 typedef struct fa_tile {
     int64_t batch, head, head_kv;
     int64_t first;            /* the tile's first query                                   */
@@ -81,7 +86,8 @@ FA_DEVICE void fa_locate_keys(const fa_attention_params *p, fa_tile *t)
         t->start_k = fa_max64(0, start);
         t->n_k = fa_max64(0, fa_min64(end, p->rows_k) - t->start_k);
     }
-    if (p->seqlens_k) t->n_k = fa_max64(0, fa_min64(p->seqlens_k[t->batch], t->n_k));
+    if (p->seqlens_k)
+        t->n_k = fa_max64(0, fa_min64(FA_READ_LENGTH(p->seqlens_k + t->batch), t->n_k));
 }
 
 /* Finds the batch item and head of a task, and returns the tile's number among their tiles. A head's last tile comes

@@ -22,6 +22,7 @@
 #include "decode_sm90/decode_sm90.h"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/thread.cuh"
 
 /* Groups of warps of a persistent block, each of which works on one part at a time. 0: a block has one
@@ -41,6 +42,8 @@
 #define EIGHT_BITS 0
 #define CACHE ELEMENT
 #endif
+
+#define FA_READ_LENGTH(at) ptx_read_latest(at)
 
 /* Whether the second-level cache evicts keys and values first. */
 #ifndef READ_ONCE

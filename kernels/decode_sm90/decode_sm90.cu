@@ -35,8 +35,8 @@
 #include "decode_sm90/producer.cuh"
 #include "ptx/grid.cuh"
 
-/* Computes the block's part of the keys. Returns whether this block merges all parts. */
-FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
+/* Computes the block's part of the keys. The last block of a work tile also merges all parts. */
+FA_DEVICE void run_part(const pipeline *pipe, const fa_decode_params *d,
                         const fa_decode_sm90_params *s)
 {
     const fa_work *w = &pipe->state->work;
@@ -53,15 +53,20 @@ FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
     }
 #if EIGHT_BITS
     merge(d, w, &block, &merged, w->parts <= 1 ? NULL : find_part(d, w, w->part));
-    if (w->parts <= 1) return false;
+    if (w->parts <= 1) return;
 #else
     if (w->parts <= 1) {
         write_sums(d, w, sums, q);
-        return false;
+        return;
     }
     store_part(d, w, sums);
 #endif
-    return d->step == FA_DECODE_LAST && is_last_part(d, w);
+    if (d->step != FA_DECODE_LAST) return;
+    __shared__ int last;
+    count_part(d, w, &last);
+    const merged_columns own = find_columns(d, w, thread_id());
+    __syncthreads();
+    if (last) merge_parts(d, w, &own);
 }
 
 /* Sets packed rows of no sequence, [from, to), to zeros, with a warp for each row. */
@@ -92,11 +97,35 @@ FA_DEVICE void clear_outside(const fa_decode_params *d, const fa_work *w)
         clear_rows_of_none(d, w, fa_packed_start(&d->attention, t->batch + 2), d->attention.rows_q);
 }
 
-/* Whether the block reads lengths before it knows its work. */
-FA_DEVICE bool reads_lengths(const fa_attention_params *p)
+/* Whether the block finds its work before the grid in front has ended. That grid may write lengths of keys, which are read
+ * again, but no other lengths. */
+FA_DEVICE bool finds_work_early(const fa_attention_params *p)
 {
-    return p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
+    return !EIGHT_BITS && !p->cu_seqlens_q && !p->cu_seqlens_k && !p->seqlens_q;
 }
+
+#if !EIGHT_BITS
+/* What can be done before the grid in front has ended. */
+FA_DEVICE void prepare_part(const fa_decode_params *d, const fa_decode_sm90_params *s,
+                            const fa_work *w)
+{
+    if (d->step == FA_DECODE_MERGE || w->rows == 0) return;
+    if (warp_id() == CONSUMER_WARPS) prefetch_first_tile(d, s, w);
+    else prefetch_queries(d, w);
+}
+
+/* Finds the work again if the grid in front has changed the number of keys. */
+FA_DEVICE void renew_work(const fa_decode_params *d, const fa_decode_sm90_params *s, fa_work *w)
+{
+    const fa_attention_params *p = &d->attention;
+    if (ptx_thread_id() == 0) {
+        const int64_t keys = FA_READ_LENGTH(p->seqlens_k + w->tile.batch);
+        if (fa_max64(0, fa_min64(keys, p->max_k)) != w->tile.n_k)
+            *w = describe_work(d, &s->divisors, blockIdx.x);
+    }
+    __syncthreads();
+}
+#endif
 
 FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     decode_sm90(const __grid_constant__ fa_decode_params d,
@@ -126,17 +155,25 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
         ptx_tma_prefetch(&s.v);
         init_barriers(state, s.stages);
     }
-    /* The launch overlaps the previous one, which may write lengths, and the next launch may overlap
-     * the end of this one. */
-    const bool waits_first = EIGHT_BITS || reads_lengths(&d.attention);
-    if (waits_first) ptx_wait_for_grids();
+    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
+    const bool early = finds_work_early(&d.attention);
+    if (!early) ptx_wait_for_grids();
     find_work(&d, &s.divisors, &state->work);
-    if (!waits_first) ptx_wait_for_grids();
+#if !EIGHT_BITS
+    if (early) {
+        prepare_part(&d, &s, &state->work);
+        __syncthreads(); /* all have read the work */
+        ptx_wait_for_grids();
+        if (d.attention.seqlens_k) renew_work(&d, &s, &state->work);
+    }
+#endif
     ptx_let_next_grid_start();
     const fa_work *w = &state->work;
-    bool merges = d.step == FA_DECODE_MERGE && w->parts > 1;
-    if (d.step != FA_DECODE_MERGE) clear_outside(&d, w);
+    const bool merges = d.step == FA_DECODE_MERGE;
+    if (!merges) clear_outside(&d, w);
     if (w->rows == 0) return;
-    if (d.step != FA_DECODE_MERGE && w->part < max(w->parts, 1)) merges = run_part(&pipe, &d, &s);
-    if (merges) merge_parts(&d, w);
+    if (!merges && w->part < max(w->parts, 1)) run_part(&pipe, &d, &s);
+    if (!merges || w->parts <= 1) return;
+    const merged_columns own = find_columns(&d, w, thread_id());
+    merge_parts(&d, w, &own);
 }

@@ -1,6 +1,6 @@
 /*
  * Writes sums of a part to the workspace, and computes results of merged parts. For the results, a thread has four
- * columns of a row. It reads their sums and the row's bases at the same time, SOURCES parts at once. So nothing goes
+ * columns of a row. It reads them and the row's bases at the same time, SOURCES parts at once. So nothing goes
  * through shared memory, and with few parts there is only one wait for memory.
  */
 #ifndef FA_KERNELS_DECODE_SM90_MERGE_PARTS_CUH
@@ -45,7 +45,26 @@ FA_DEVICE void write_sums(const fa_decode_params *d, const fa_work *w, const flo
 }
 #endif
 
-enum { SOURCES = 16 };
+/* Parts that are loaded at once. A lane of those that have a row loads the base and the sum of one of them. */
+enum { SOURCES = 16, ROW_LANES = VALUE_DIM / 4 < 32 ? VALUE_DIM / 4 : 32 };
+static_assert((int)SOURCES <= (int)ROW_LANES, "a lane for each part");
+
+/* What a thread finishes: four columns of a row. */
+typedef struct merged_columns {
+    const char *parts; /* the row in part 0 */
+    uint32_t stride;   /* from part to part, in bytes */
+    int column;
+    fa_result to;
+} merged_columns;
+
+FA_DEVICE merged_columns find_columns(const fa_decode_params *d, const fa_work *w, int number)
+{
+    const int r = number / (VALUE_DIM / 4), column = number % (VALUE_DIM / 4) * 4;
+    merged_columns own = {NULL, (uint32_t)(4 * part_floats(d)), column, {NULL}};
+    own.parts = (const char *)(find_part(d, w, 0) + min(r, w->rows - 1) * ROW_FLOATS);
+    if (r < w->rows) own.to = find_result(d, w, r);
+    return own;
+}
 
 /* The sum of some parts of a row. */
 typedef struct merged_row {
@@ -61,50 +80,57 @@ FA_DEVICE void add_scaled(float4 *sum, float factor, float4 x)
     sum->w = fmaf(factor, x.w, sum->w);
 }
 
-/* Adds the parts from `part` on, at most SOURCES, by number. from: the row in part 0. */
-FA_DEVICE void add_parts(const float *from, int64_t stride, int part, int count, int column,
-                         merged_row *row)
+/* Adds `count` parts, at most SOURCES. from: the row in the first of them. Executed by whole warps. */
+FA_DEVICE void add_parts(const merged_columns *own, const char *from, int count, merged_row *row)
 {
-    float2 ends[SOURCES];
+    const int lane = lane_id() % ROW_LANES, first = lane_id() - lane;
+    float2 end = make_float2(NOTHING_SEEN, 0.0f); /* of the lane's part */
     float4 columns[SOURCES];
-    float base = row->base;
+    if (lane < count) end = *(const float2 *)(from + (uint32_t)lane * own->stride + 4 * VALUE_DIM);
+    from += 4 * own->column;
 #pragma unroll
-    for (int i = 0; i < SOURCES; i++) {
-        const float *at = from + (part + i) * stride;
-        ends[i] = make_float2(NOTHING_SEEN, 0.0f);
+    for (int i = 0; i < SOURCES; i++, from += own->stride) {
         columns[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (part + i >= count) continue;
-        ends[i] = *(const float2 *)(at + VALUE_DIM);
-        columns[i] = *(const float4 *)(at + column);
+        if (i < count) columns[i] = *(const float4 *)from;
     }
+    float base = end.x;
 #pragma unroll
-    for (int i = 0; i < SOURCES; i++) base = fmaxf(base, ends[i].x);
-    const float before = ptx_ex2(row->base - base);
-    merged_row to = {base, before * row->sum, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+    for (int other = 1; other < ROW_LANES; other *= 2)
+        base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, other));
+    base = fmaxf(base, row->base);
+    const float factor = ptx_ex2(end.x - base), before = ptx_ex2(row->base - base);
+    float sum = factor * end.y;
+#pragma unroll
+    for (int other = 1; other < ROW_LANES; other *= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, other);
+    merged_row to = {base, fmaf(before, row->sum, sum), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
     add_scaled(&to.columns, before, row->columns);
 #pragma unroll
-    for (int i = 0; i < SOURCES; i++) {
-        const float factor = ptx_ex2(ends[i].x - base);
-        to.sum = fmaf(factor, ends[i].y, to.sum);
-        add_scaled(&to.columns, factor, columns[i]);
-    }
+    for (int i = 0; i < SOURCES; i++)
+        add_scaled(&to.columns, __shfl_sync(0xffffffffu, factor, first + i), columns[i]);
     *row = to;
 }
 
-/* Executed by all threads of a block; each finishes its columns of a row. */
-FA_DEVICE void merge_parts(const fa_decode_params *d, const fa_work *w)
+/* Executed by all threads of a block; each finishes its columns of a row, then those of another row. first: the
+ * thread's first columns. A thread finds them before it knows whether its block merges. */
+FA_DEVICE void merge_parts(const fa_decode_params *d, const fa_work *w, const merged_columns *first)
 {
-    const float *first = find_part(d, w, 0);
-    const int64_t stride = part_floats(d);
+    merged_columns own = *first;
 #pragma unroll 1
-    for (int i = thread_id(); i < w->rows * (VALUE_DIM / 4); i += THREADS) {
-        const int r = i / (VALUE_DIM / 4), column = i % (VALUE_DIM / 4) * 4;
+    for (int number = thread_id(); number / 32 * 32 < w->rows * (VALUE_DIM / 4);
+         number += THREADS) {
+        if (number >= THREADS) own = find_columns(d, w, number);
         merged_row row = {NOTHING_SEEN, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
-        if (column >= d->attention.d_v) continue;
+        const char *from = own.parts;
 #pragma unroll 1
-        for (int part = 0; part < w->parts; part += SOURCES)
-            add_parts(first + r * ROW_FLOATS, stride, part, w->parts, column, &row);
-        write_output(d, w, r, column, finish_row(d, w, r, row.base, row.sum), row.columns);
+        for (int left = w->parts; left > 0; left -= SOURCES, from += SOURCES * own.stride)
+            add_parts(&own, from, min(left, (int)SOURCES), &row);
+        if (own.to.out) {
+            float lse;
+            const float factor = finish_result(w, &own.to, row.base, row.sum, &lse);
+            write_columns(&d->attention, own.to.out, own.column, factor, row.columns);
+            if (own.to.lse && own.column == 0) *own.to.lse = lse;
+        }
     }
 }
 

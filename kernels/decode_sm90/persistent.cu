@@ -22,6 +22,7 @@
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/producer.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/semaphore.cuh"
 
 /* ---- Which parts are the group's ------------------------------------------------------------- */
 
@@ -98,9 +99,7 @@ FA_DEVICE bool is_last_part(const fa_decode_params *d, const fa_work *w)
     if (thread_id() == 0) {
         const int64_t counter = (int64_t)d->counters * FA_DECODE_SM90_COUNTERS + w->task;
         const uint32_t end = (uint32_t)w->parts - 1;
-        __threadfence(); /* for all that the group has stored before the barrier */
-        last = atomicInc(&part_counters[counter], end) == end;
-        __threadfence();
+        last = ptx_counter_turn(&part_counters[counter], end) == end;
     }
     return ptx_named_barrier_or(consumers_barrier(), CONSUMER_THREADS, last);
 }
@@ -159,7 +158,10 @@ FA_DEVICE void consume_parts(const pipeline *pipe, const fa_decode_params *d, fl
             sync_consumers();
             merges = finish_part(pipe, d, w, sums);
         }
-        if (merges) merge_parts(d, w);
+        if (merges) {
+            const merged_columns own = find_columns(d, w, thread_id());
+            merge_parts(d, w, &own);
+        }
         sync_consumers(); /* all have read the description, and the factors where queries come */
         ptx_mbarrier_arrive_if(&pipe->state->work_empty[slot_of(n)], thread_id() == 0);
     }

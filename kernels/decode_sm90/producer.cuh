@@ -26,9 +26,10 @@ FA_DEVICE int own_row(const fa_decode_sm90_params *s)
     return lane_id() / STAGE_DIM_BLOCKS * s->box_rows;
 }
 
-/* Reads only the page table. The page number is checked when it is needed (page_of). */
+/* Reads only the page table. The page number is checked when it is needed (page_of). early: the grid in front may still
+ * write the table. */
 FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params *s,
-                          const fa_work *w, int first)
+                          const fa_work *w, int first, bool early)
 {
     const fa_attention_params *p = &d->attention;
     const int key = first + own_row(s);
@@ -36,7 +37,8 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params
     box.wanted = own_row(s) < BLOCK_KEYS && key < w->to && key + s->box_rows > w->from;
     if (!p->block_table || !box.wanted) return box;
     const uint32_t page = (uint32_t)fa_divide_by(key, s->divisors.page_rows);
-    box.page = p->block_table[w->tile.batch * p->block_table_stride + page];
+    const int32_t *entry = p->block_table + w->tile.batch * p->block_table_stride + page;
+    box.page = early ? ptx_read_latest(entry) : *entry;
     box.row = key - (int)(page * (uint32_t)p->rows_k);
     return box;
 }
@@ -108,17 +110,40 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_sm90_params *s,
     }
 }
 
+/* Prefetches a box of a tile of keys, or of values, into the second-level cache. */
+FA_DEVICE void prefetch_box(const fa_sm90_map *map, const fa_sm90_steps *step, int head,
+                            const fa_box *box, int page)
+{
+#pragma unroll
+    for (int i = 0; i < TILE_STAGES; i++)
+        ptx_tma_prefetch_4d(map, DIM_BLOCK_COLUMNS * (i * STAGE_DIM_BLOCKS + own_block()), box->row,
+                            head * step->head, page * step->block);
+}
+
+/* Prefetches the first key tile of the part while the grid in front ends. What that grid still writes is not lost: loads
+ * see it. More tiles would take memory from that grid. */
+FA_DEVICE void prefetch_first_tile(const fa_decode_params *d, const fa_decode_sm90_params *s,
+                                   const fa_work *w)
+{
+    if (w->part >= w->parts) return;
+    const fa_box box = find_box(d, s, w, find_key_tiles(w).first, true);
+    if (!box.wanted) return;
+    const int page = page_of(d, &box), head = (int)w->tile.head_kv;
+    prefetch_box(&s->k, &s->k_step, head, &box, page);
+    prefetch_box(&s->v, &s->v_step, head, &box, page);
+}
+
 /* Page numbers are read two tiles before they are needed. at: advances past the part's tiles. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
                        const fa_decode_sm90_params *s, const fa_work *w, fa_place *at)
 {
     const key_tiles tiles = find_key_tiles(w);
     const int head = (int)w->tile.head_kv;
-    fa_box box = find_box(d, s, w, tiles.first);
-    fa_box next = find_box(d, s, w, tiles.first + BLOCK_KEYS);
+    fa_box box = find_box(d, s, w, tiles.first, false);
+    fa_box next = find_box(d, s, w, tiles.first + BLOCK_KEYS, false);
 #pragma unroll 1
     for (int n = 0; n < tiles.count; n++) {
-        const fa_box after = find_box(d, s, w, tiles.first + (n + 2) * BLOCK_KEYS);
+        const fa_box after = find_box(d, s, w, tiles.first + (n + 2) * BLOCK_KEYS, false);
         const int page = page_of(d, &box);
 #if EIGHT_BITS
         const int first = tiles.first + n * BLOCK_KEYS;

@@ -25,6 +25,16 @@ enum {
     OWN_QUERY_VECTORS = (ROWS * QUERY_VECTORS + CONSUMER_THREADS - 1) / CONSUMER_THREADS
 };
 
+/* Prefetches the rows of the work tile into the second-level cache, with a thread for each 128 bytes. */
+FA_DEVICE void prefetch_queries(const fa_decode_params *d, const fa_work *w)
+{
+    static_assert(ROWS * DIM_BLOCKS <= CONSUMER_THREADS, "a thread for each 128 bytes");
+    const int r = thread_id() / DIM_BLOCKS, column = thread_id() % DIM_BLOCKS * 64;
+    if (r >= ROWS || column >= d->attention.d) return;
+    const char *row = find_query(d, w, r);
+    if (row) ptx_prefetch(row + 2 * column);
+}
+
 /* A thread requests all its vectors at once, so that it waits for memory only once. */
 FA_DEVICE void load_queries(const pipeline *pipe, const fa_decode_params *d, const fa_work *w)
 {

@@ -22,6 +22,24 @@ FA_DEVICE void ptx_let_next_grid_start(void)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+/* Before the wait, what the previous grid writes may be read in these two ways only, because the first-level cache keeps
+ * nothing of it. A read that follows the wait gets the new value. */
+FA_DEVICE int32_t ptx_read_latest(const int32_t *at)
+{
+    int32_t x;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];"
+                 : "=r"(x)
+                 : "l"(__cvta_generic_to_global(at))
+                 : "memory");
+    return x;
+}
+
+/* Prefetches the line of an address into the second-level cache. */
+FA_DEVICE void ptx_prefetch(const void *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)) : "memory");
+}
+
 #endif
 
 #endif

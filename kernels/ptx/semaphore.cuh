@@ -82,6 +82,17 @@ FA_DEVICE void ptx_progress_add(int32_t *progress, int pending)
     ptx_semaphore_add(progress);
 }
 
+/* Adds 1 to a count that becomes 0 again after `last`; returns the count before, and everything is visible that was visible to the threads that have added. */
+FA_DEVICE uint32_t ptx_counter_turn(uint32_t *counter, uint32_t last)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(counter)), "r"(last)
+                 : "memory");
+    return before;
+}
+
 /* The same as ptx_counter_add; returns the count before, and everything is visible that was visible to the threads that have added. */
 FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
 {

@@ -905,6 +905,21 @@ void hopper_proxy_fence_global(void) { here()->bulk[cuda_thread.x].unfenced = fa
 
 void hopper_wait_for_grids(void) { here()->bulk[cuda_thread.x].waited = true; }
 
+int32_t hopper_read_latest(const int32_t *at)
+{
+    static uint32_t count;
+    if (here()->bulk[cuda_thread.x].waited) return *at;
+    switch (count++ % 7) {
+    case 0: return 0;
+    case 1: return -5;
+    case 2: return *at + 1;
+    case 3: return *at - 1;
+    case 4: return INT32_MAX;
+    case 5: return *at / 2;
+    default: return *at;
+    }
+}
+
 /* Called when a block ends: each thread must have waited, so that the grid does not end before the
  * previous ones. In a grid that runs at the same time as the previous one, some thread of the last
  * block must have waited, and none of the others. */

@@ -71,6 +71,8 @@ void hopper_pause(void);
 
 /* Each thread of a grid whose launch overlaps the previous one must wait for that one. */
 void hopper_wait_for_grids(void);
+/* Before the thread has waited, often another number. */
+int32_t hopper_read_latest(const int32_t *at);
 void hopper_proxy_fence_global(void);
 
 /* To the block of that number in the cluster: an arrival at the same barrier; a number, or bytes,

@@ -41,6 +41,11 @@ FA_DEVICE void ptx_progress_add(int32_t *progress, int pending)
     hopper_counter_add(progress, pending);
 }
 
+FA_DEVICE uint32_t ptx_counter_turn(uint32_t *counter, uint32_t last)
+{
+    return atomicInc(counter, last);
+}
+
 FA_DEVICE int32_t ptx_counter_take(int32_t *counter)
 {
     hopper_counter_add(counter, 0);
