@@ -66,6 +66,7 @@ FA_KERNEL __launch_bounds__(THREADS)
     const float4 *sums = (const float4 *)s.sums + number * SUM_VECTORS + thread;
     float4 x[NUM_BLOCKS / GROUPS];
     ptx_wait_for_grids();
+    ptx_let_next_grid_start();
 #pragma unroll
     for (int j = 0; j < NUM_BLOCKS / GROUPS; j++) {
         const int block = group * (NUM_BLOCKS / GROUPS) + j;

@@ -92,11 +92,16 @@ FA_KERNEL __launch_bounds__(THREADS)
     const int64_t task = p.a.tasks - 1 - blockIdx.x, outer = fa_divide(task, s.q_tiles);
     const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (task - outer * s.q_tiles);
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
+    const bool reads = fa_reads_lengths(&p.a);
+    if (threadIdx.x == 0 && !reads) tile = fa_find_tile(&p.a, task, QUERIES);
+    /* Blocks of the next grid read keys before they wait. So none of them may start before the grids in front of this one
+     * have ended. */
+    ptx_wait_for_grids();
     ptx_let_next_grid_start();
     if (s.next_work && blockIdx.x == 0 && threadIdx.x == 0) *s.next_work = 0;
     if (s.left.units > 0) clear_counters(s.left.counters, 2 * s.left.units);
     if (s.cleared) clear_counters(s.cleared, s.groups);
-    if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
+    if (threadIdx.x == 0 && reads) tile = fa_find_tile(&p.a, task, QUERIES);
     const bool clears = p.dq.data && !s.first_stored && number < s.prepared_tiles;
     const int vectors = clears ? s.head_dim * (QUERIES / 4) : 0;
 #pragma unroll

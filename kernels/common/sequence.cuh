@@ -71,6 +71,12 @@ FA_DEVICE void fa_locate_padded(const fa_attention_params *p, int64_t tile, int 
     if (p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[t->batch], p->rows_q));
 }
 
+/* Whether any lengths are in memory. */
+FA_DEVICE bool fa_reads_lengths(const fa_attention_params *p)
+{
+    return p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
+}
+
 FA_DEVICE void fa_locate_keys(const fa_attention_params *p, fa_tile *t)
 {
     t->block_k = t->batch;

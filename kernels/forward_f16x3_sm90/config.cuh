@@ -86,6 +86,7 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 #define HIDES_VALUES (OPTIONS & FA_SM90_BY_ROWS)
 #define TRACKED 1
 #define HAS_SERIES 0
+#define BESIDE 0
 #define DYNAMIC 0
 #define BALANCED 0
 #define SINGLE_TILES 0

@@ -111,15 +111,21 @@ FA_DEVICE int64_t find_alternating_task(const fa_attention_params *p, const fa_s
     return tile < p->tiles ? (number - tile * heads) * p->tiles + tile : TASK_END;
 }
 
+/* The tasks of the block's pairs, which the schedule does not have to wait for. */
+FA_DEVICE int64_t count_paired_tasks(const fa_sm90_params *s)
+{
+    const int64_t blocks = gridDim.x, block = blockIdx.x;
+    return s->tasks > block ? 2 * fa_divide(s->tasks - block + blocks - 1, blocks) : 0;
+}
+
 /* The block's i-th task, where i also counts the tasks of its pairs. */
 FA_DEVICE int64_t find_balanced_task(const pipeline *pipe, const fa_attention_params *p,
                                      const fa_sm90_params *s, int64_t i)
 {
-    const int64_t blocks = gridDim.x, block = blockIdx.x;
     if (s->balanced_heads == 0) return TASK_END;
     if (s->tasks == 0) return find_alternating_task(p, s, i);
     ptx_mbarrier_wait(&pipe->state->balanced_full, 0);
-    const int64_t balanced = i - 2 * fa_divide(s->tasks - block + blocks - 1, blocks);
+    const int64_t balanced = i - count_paired_tasks(s);
     return balanced < pipe->state->balanced_count ? pipe->state->balanced[balanced] : TASK_END;
 }
 

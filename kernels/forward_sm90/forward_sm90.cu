@@ -60,6 +60,13 @@ FA_DEVICE void end_behind_grids(void)
 #endif
 }
 
+/* Whether the thread's role begins when the grids in front have ended; work tiles are described before. */
+FA_DEVICE bool waits_first(void)
+{
+    const int warp = (int)threadIdx.x / 32;
+    return warp != WARP_SCHEDULER && (warp != WARP_BALANCE_OR_BIAS || OPTIONS & FA_SM90_BIAS);
+}
+
 FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
                                                      const __grid_constant__ fa_sm90_params s)
 {
@@ -89,6 +96,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         init_barriers(state, count_queue_readers(&s));
     }
     __syncthreads();
+    if (waits_first()) wait_for_other_grids();
+    if (!BESIDE) ptx_let_next_grid_start();
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         if (threadIdx.x < 32 * (WARP_QUERIES_AND_KEYS + 1)) produce_queries_and_keys(&pipe, &p, &s);
@@ -98,6 +107,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
 #if OPTIONS & FA_SM90_BIAS
         else if (s.bias_mapped) produce_bias(&pipe, &s);
 #endif
+        wait_for_other_grids(); /* so that each thread has */
         if (threadIdx.x == 0) end_behind_grids();
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);

@@ -16,6 +16,7 @@
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/grid.cuh"
 #if BALANCED
 #include "forward_sm90/balance.cuh"
 #endif
@@ -96,6 +97,22 @@ FA_DEVICE void release_work_tile(const pipeline *pipe, int number)
 
 /* ---- The scheduler warp ---------------------------------------------------------------------- */
 
+/* Where the next work tiles are described: at most half of the queue, and not together with those that are known later
+ * than they are (balance.cuh). */
+FA_DEVICE int64_t end_of_batch(const fa_sm90_params *s, int64_t i)
+{
+    const int64_t end = i + QUEUE_ENTRIES / 2;
+#if BALANCED
+    if (s->task_kind == FA_SM90_CAUSAL_PAIRS && s->balanced_heads) {
+        const int64_t paired = count_paired_tasks(s);
+        if (i < paired) return fa_min64(end, paired);
+    }
+#else
+    (void)s;
+#endif
+    return end;
+}
+
 /* Each lane describes a work tile, half of the queue at a time, because one description takes thousands of
  * cycles. */
 FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *p,
@@ -105,16 +122,24 @@ FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *
     work_tile w;
     int number = 0;
     bool more = true;
-    for (int64_t i = lane; more; i += QUEUE_ENTRIES / 2) {
-        const int64_t task = lane < QUEUE_ENTRIES / 2 ? find_task(pipe, p, s, i) : TASK_NONE;
+    for (int64_t first = 0; more;) {
+        const int64_t i = first + lane, end = end_of_batch(s, first);
+        const int64_t task = i < end ? find_task(pipe, p, s, i) : TASK_NONE;
         const bool found = describe_work_tile(p, s, task, &w);
         const uint32_t all = __ballot_sync(0xffffffff, found);
         more = !__any_sync(0xffffffff, task == TASK_END);
         wait_for_empty_entries(pipe, number, __popc(all));
         if (found) publish_work_tile(pipe, number + __popc(all & ((1u << lane) - 1)), &w);
         number += __popc(all);
+        first = end;
     }
     publish_end(pipe, number);
+}
+
+/* Launches beside others have their own way to wait (end_behind_grids). */
+FA_DEVICE void wait_for_other_grids(void)
+{
+    if (!BESIDE) ptx_wait_for_grids();
 }
 
 #if DYNAMIC
@@ -129,6 +154,7 @@ static __device__ uint32_t task_counters[FA_SM90_COUNTERS];
 FA_DEVICE int64_t take_task(const fa_sm90_params *s)
 {
     uint32_t taken = 0;
+    wait_for_other_grids(); /* they may use the same counter */
     if (threadIdx.x % 32 == 0)
         taken = atomicInc(&task_counters[s->counter], (uint32_t)s->tasks - 1);
     return (int64_t)gridDim.x + warp_uniform((int)taken);
@@ -156,8 +182,16 @@ FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params 
 
 #endif
 
+/* Whether descriptions of work tiles read memory, which the grid in front may write. */
+FA_DEVICE bool reads_memory(const fa_attention_params *p)
+{
+    return fa_reads_lengths(p) || p->alibi_slopes || p->q_descale || p->k_descale;
+}
+
+/* The first work tiles are described while the grid in front ends. */
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
+    if (reads_memory(p)) wait_for_other_grids();
 #if DYNAMIC
     if (s->counter >= 0) {
         schedule_dynamic(pipe, p, s);

@@ -79,13 +79,13 @@ static bool has_short_rows(const fa_problem *p)
 }
 
 /* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.
- * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a
- * causal mask hides more of a larger tile (measured on an H200). */
+ * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a causal
+ * mask hides more of a larger tile (measured on an H200). */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more)
 {
     if (p->cu_seqlens_q) return false;
-    if (p->rows_q <= (p->causal ? 2048 : 1024)) return true;
+    if (p->rows_q <= (p->causal && is_float32(fewer) ? 2048 : 1024)) return true;
     return 32 * padded_rows(p, more) > 33 * padded_rows(p, fewer);
 }
 
@@ -217,15 +217,21 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
     return l->tasks <= INT32_MAX && (p->d <= 64 || l->tiles >= many);
 }
 
-/* The number of heads with a balanced schedule: enough for two work tiles for each block. While the schedule is computed,
- * each block needs a pair to work on. If there are too few pairs, the work tiles of all heads are shared out by a method
- * that takes no time. */
+/* The number of heads with a balanced schedule: enough for two work tiles for each block. The schedule takes some 15 us to
+ * compute, in which each block needs pairs to work on. If there are too few, the work tiles of all heads are shared out
+ * by a method that takes no time (H200, head dim 64, us with it and without: 84 heads of 1,152 rows, 18 key tiles a block,
+ * 46.4, 52.9; 72 of 1,984, 57, 95.2, 98.7; 200 of 1,280, 72, 128.0, 123.9). */
 static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
+    const int64_t enough = 64 * 128 * 64; /* key tiles times queries times columns */
     const int64_t heads = count_heads(p), blocks = l->grid;
     if (!wants_balance(p, l)) return 0;
     const int64_t balanced = (2 * blocks + l->tiles - 1) / l->tiles;
-    if ((heads - balanced) * fa_causal_pairs(l->tiles) < blocks) return heads;
+    const int64_t pairs = (heads - balanced) * fa_causal_pairs(l->tiles);
+    const fa_variant *v = &fa_variants[l->variant];
+    const int64_t key_tiles = fa_cuda_count_tiles((l->tiles + 1) * count_queries(v), v->keys);
+    if (pairs < blocks || pairs * key_tiles * count_queries(v) * p->d < enough * blocks)
+        return heads;
     return balanced * l->tiles <= FA_SM90_MAX_BALANCED_TASKS / 2 * blocks ? balanced : 0;
 }
 
@@ -346,7 +352,11 @@ static bool plan_16bit(const fa_problem *p, int first, int end, const fa_cuda_de
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    return plan_16bit(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, device, plan, why, size);
+    if (!plan_16bit(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, device, plan, why, size))
+        return false;
+    fa_cuda_plan_launch *l = &plan->launches[plan->count - 1];
+    l->overlaps = l->cluster == 1; /* forward_sm90_wide does not wait */
+    return true;
 }
 
 /* The largest head dims for which other kernels of forward_sm90 are much faster. */

@@ -135,6 +135,7 @@ static struct {
     unsigned together; /* blocks that run side by side now */
     block blocks[CUDA_MOST_TOGETHER];
     place scheduler;
+    bool units_run;                             /* instead of a thread */
     unsigned late_phase;                        /* how often slow threads have gone on */
     unsigned cluster_phase[CUDA_MOST_TOGETHER]; /* of each cluster */
 } machine;
@@ -506,6 +507,8 @@ void cuda_check_access(const void *at, size_t size)
     static int last; /* where the previous access was */
     const ref_buffers *memory = machine.run->memory;
     if (!memory || is_own(at, size)) return;
+    const cuda_units *units = machine.run->units;
+    if (units && units->access && !machine.units_run) units->access();
     for (int i = 0; i < memory->count; i++) {
         const ref_buffer *b = &memory->list[(last + i) % memory->count];
         if (!lies_in(at, size, b->data, b->bytes)) continue;
@@ -665,7 +668,13 @@ static bool end_phase(void)
     return true;
 }
 
-static bool units_go_on(void) { return machine.run->units && machine.run->units->go_on(); }
+static bool units_go_on(void)
+{
+    machine.units_run = true;
+    const bool went_on = machine.run->units && machine.run->units->go_on();
+    machine.units_run = false;
+    return went_on;
+}
 
 static bool run_fast(void) { return run_warps(false); }
 

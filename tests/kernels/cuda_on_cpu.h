@@ -208,6 +208,8 @@ typedef struct cuda_units {
     /* A thread is about to store this many bytes of dynamic shared memory. Not called if the
      * compiler does not support checks of each access. */
     void (*store)(const void *to, size_t size);
+    void (*access)(
+        void); /* a thread is about to use the caller's memory; may be NULL, and the same */
 } cuda_units;
 
 /* Runs a kernel, clusters of blocks one after the other, or this many blocks side by side. With
@@ -225,6 +227,7 @@ struct cuda_run {
     unsigned static_bytes; /* of static shared memory, before dynamic memory; 0: few */
     bool backwards;
     bool overlaps;         /* the previous launch: each thread must wait for it */
+    bool begins_early;     /* threads may use the caller's memory before they wait */
     bool beside;           /* the same, except that only its last block must wait */
     bool last_block_first; /* clusters run from the last one to the first */
     /* Of those side by side: it continues only when no other can. */

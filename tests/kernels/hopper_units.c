@@ -576,8 +576,16 @@ static void load_box(void *shared, const void *opaque, uint64_t *word, int axes,
     keep(&l);
 }
 
+static void check_waited(void)
+{
+    if (units.run->overlaps && !units.run->begins_early && !here()->bulk[cuda_thread.x].waited)
+        cuda_die("thread %u uses the caller's memory before the grids in front have ended",
+                 cuda_thread.x);
+}
+
 void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *start)
 {
+    check_waited();
     load_box(shared, opaque, word, axes, start, false);
 }
 
@@ -586,6 +594,7 @@ void hopper_load_blocks(void *shared, const void *opaque, uint64_t *word, int ax
 {
     const unsigned count = cuda_cluster_size(units.run), place = cuda_place;
     void *to[CUDA_MOST_CLUSTER];
+    check_waited();
     if (blocks == 0 || blocks >> count)
         cuda_die("a load into blocks %x of a cluster of %u", blocks, count);
     for (unsigned rank = 0; rank < count; rank++) to[rank] = cuda_at_peer(shared, rank);
@@ -1431,4 +1440,4 @@ static void end(void)
     free(here()->stored);
 }
 
-const cuda_units hopper_units = {start, go_on, end, store};
+const cuda_units hopper_units = {start, go_on, end, store, check_waited};

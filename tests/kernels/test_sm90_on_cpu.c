@@ -123,6 +123,7 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
     run.units = &hopper_units;
     run.cluster = a->plan.launches[0].cluster;
     run.beside = fa_variants[a->plan.launches[0].variant].beside;
+    run.overlaps = a->plan.launches[0].overlaps && !run.beside;
     vary(&run, a, otherwise);
     if (otherwise) slow_down(&run, a->number);
     snprintf(name, sizeof name,
