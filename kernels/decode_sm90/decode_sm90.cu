@@ -22,6 +22,7 @@
  */
 #include "decode_sm90/config.cuh"
 
+#include "decode_sm80/early_work.cuh"
 #include "decode_sm80/last_part.cuh"
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
@@ -97,13 +98,6 @@ FA_DEVICE void clear_outside(const fa_decode_params *d, const fa_work *w)
         clear_rows_of_none(d, w, fa_packed_start(&d->attention, t->batch + 2), d->attention.rows_q);
 }
 
-/* Whether the block finds its work before the grid in front has ended. That grid may write lengths of keys, which are read
- * again, but no other lengths. */
-FA_DEVICE bool finds_work_early(const fa_attention_params *p)
-{
-    return !EIGHT_BITS && !p->cu_seqlens_q && !p->cu_seqlens_k && !p->seqlens_q;
-}
-
 #if !EIGHT_BITS
 /* What can be done before the grid in front has ended. */
 FA_DEVICE void prepare_part(const fa_decode_params *d, const fa_decode_sm90_params *s,
@@ -114,17 +108,6 @@ FA_DEVICE void prepare_part(const fa_decode_params *d, const fa_decode_sm90_para
     else prefetch_queries(d, w);
 }
 
-/* Finds the work again if the grid in front has changed the number of keys. */
-FA_DEVICE void renew_work(const fa_decode_params *d, const fa_decode_sm90_params *s, fa_work *w)
-{
-    const fa_attention_params *p = &d->attention;
-    if (ptx_thread_id() == 0) {
-        const int64_t keys = FA_READ_LENGTH(p->seqlens_k + w->tile.batch);
-        if (fa_max64(0, fa_min64(keys, p->max_k)) != w->tile.n_k)
-            *w = describe_work(d, &s->divisors, blockIdx.x);
-    }
-    __syncthreads();
-}
 #endif
 
 FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
@@ -156,7 +139,7 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
         init_barriers(state, s.stages);
     }
     /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
-    const bool early = finds_work_early(&d.attention);
+    const bool early = !EIGHT_BITS && finds_work_early(&d.attention);
     if (!early) ptx_wait_for_grids();
     find_work(&d, &s.divisors, &state->work);
 #if !EIGHT_BITS
@@ -164,7 +147,9 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
         prepare_part(&d, &s, &state->work);
         __syncthreads(); /* all have read the work */
         ptx_wait_for_grids();
-        if (d.attention.seqlens_k) renew_work(&d, &s, &state->work);
+        if (ptx_thread_id() == 0 && has_other_keys(&d.attention, &state->work))
+            state->work = describe_work(&d, &s.divisors, blockIdx.x);
+        if (d.attention.seqlens_k) __syncthreads();
     }
 #endif
     ptx_let_next_grid_start();

@@ -191,6 +191,84 @@ def test_decode_behind_two_branches(keys):
         torch.testing.assert_close(again, expected, rtol=0, atol=0)
 
 
+def captured(calls):
+    """A graph of these calls, one after another."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
+
+
+@pytest.mark.parametrize("keys", [500, 60000])
+@pytest.mark.parametrize("paged", [False, True])
+def test_decode_behind_a_launch_that_writes_its_lengths(paged, keys):
+    """A launch that overlaps the one in front reads lengths and page numbers before that one has
+    ended, and again after it. They are its results here: float16 numbers with the same bits."""
+    items, page, pages = 8, 256, 7
+    q, heads = random(items, 1, 8, 128, dtype=torch.float16), 2
+    k, v = (random(items * pages, page, heads, 128, dtype=torch.float16) for _ in range(2))
+    # All rows are alike, so the results are such a row.
+    rows = torch.zeros(1, keys, 1, 128, dtype=torch.float16, device="cuda")
+    numbers = torch.zeros(1, 1, 1, 128, dtype=torch.float16, device="cuda")
+    words = numbers.view(torch.int32).flatten()
+    lengths, table = words[:items], words[items:].view(items, pages)
+    options = {"block_table": table} if paged else {}
+    cache = (k, v) if paged else (x.view(items, pages * page, heads, 128) for x in (k, v))
+    cache, result, old = list(cache), torch.empty_like(q), torch.empty_like(numbers)
+
+    def front():
+        flashattn.decode(torch.zeros_like(numbers), torch.zeros_like(rows), rows, out=numbers)
+
+    def behind():
+        flashattn.decode(q, *cache, seqlens_k=lengths, out=result, **options)
+
+    front()
+    behind()
+    graph = captured([lambda: numbers.copy_(old), front, behind, behind])
+    for _ in range(10):
+        for x in (old, rows):
+            drawn_lengths = torch.randint(0, pages * page + 1, (items,))
+            drawn = torch.cat([drawn_lengths, torch.randperm(items * pages)])
+            x.copy_(drawn.to(torch.int32).view(torch.float16).cuda())
+        graph.replay()
+        found = result.clone()
+        torch.cuda.synchronize()
+        assert torch.equal(numbers.flatten().view(torch.int32), rows[0, 0, 0].view(torch.int32))
+        behind()
+        torch.testing.assert_close(found, result, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length, causal", [(100, False), (640, True), (1152, True), (3000, False)])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_launches_that_follow_each_other(dim, length, causal):
+    """Each call takes the results of the one in front. Nobody can tell that launches overlap."""
+    inputs = [random(3, length, 6, dim) for _ in range(3)]
+    leaves = [x.clone().requires_grad_() for x in inputs]
+
+    def forward(wait=lambda: None):
+        x = inputs[0]
+        for _ in range(6):
+            x = flashattn.attention(x, inputs[1] + x, inputs[2], causal=causal)
+            x = flashattn.attention(x, inputs[1], x, causal=causal)
+            wait()
+        return x
+
+    def backward(wait=lambda: None):
+        x = inputs[0]
+        for _ in range(4):
+            out = flashattn.attention(*leaves, causal=causal, deterministic=True)
+            gradients = torch.autograd.grad(out, leaves, x)
+            wait()
+            x = gradients[2] / gradients[2].abs().max()
+        return torch.cat([x.flatten() for x in gradients])
+
+    for step in (forward, backward):
+        expected = step(torch.cuda.synchronize)
+        for _ in range(5):
+            torch.testing.assert_close(step(), expected, rtol=0, atol=0)
+
+
 def test_compiled_training_step():
     layer = torch.nn.Linear(256, 3 * 256, device="cuda", dtype=torch.bfloat16)
 
