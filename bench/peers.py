@@ -17,7 +17,7 @@ The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     backward-extra    grouped heads, packed lengths, other lengths, head dims and float16
     backward-options  the options, bias with its gradient, deterministic gradients
     backward-peaked   errors of gradients: head dims, masks, types, kinds of inputs
-    survey    96 random shapes, always the same ones: backward, forward, decode
+    survey-forward, survey-backward, survey-decode   32 random shapes each, always the same ones
 
 The peers, if they are installed: FlashAttention-2 and cuDNN (of PyTorch), FlashAttention-3 (the
 library that --fa3 names), FlashAttention-4 (flash_attn.cute; --site names a folder of unpacked

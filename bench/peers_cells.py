@@ -256,17 +256,16 @@ def survey_shape(draw, which, dtype):
                   which=which, dtype=dtype)
 
 
-def survey_cells(dtype, count=32, most_bytes=6e9):
+def survey_cells(which, dtype, count=32, most_bytes=6e9):
     """The same shapes each time. Gradients have head dims 64 and 128 and one key head for each query
     head, because FlashAttention-4 compiles a kernel for each of the others."""
-    for which in ("backward", "forward", "decode"):
-        draw, found = random.Random(f"survey {which}"), {}
-        while len(found) < count:
-            cell = survey_shape(draw, which, dtype)
-            size = 2 * cell.batch * cell.heads * cell.n_q * cell.dim + cell.kv_bytes()
-            if size * (1 if which == "decode" else 20) < most_bytes:
-                found[cell.name] = cell
-        yield from found.values()
+    draw, found = random.Random(f"survey {which}"), {}
+    while len(found) < count:
+        cell = survey_shape(draw, which, dtype)
+        size = 2 * cell.batch * cell.heads * cell.n_q * cell.dim + cell.kv_bytes()
+        if size * (1 if which == "decode" else 20) < most_bytes:
+            found[cell.name] = cell
+    return found.values()
 
 
 def host_cells(dtype):
@@ -367,7 +366,10 @@ CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
              "backward": lambda dtype: main_cells(dtype, "backward"),
              "backward-extra": backward_extra_cells, "backward-options": backward_option_cells,
              "decode": decode_cells, "host": host_cells, "peaked": peaked_cells,
-             "backward-peaked": backward_peaked_cells, "survey": survey_cells}
+             "backward-peaked": backward_peaked_cells,
+             "survey-forward": lambda dtype: survey_cells("forward", dtype),
+             "survey-backward": lambda dtype: survey_cells("backward", dtype),
+             "survey-decode": lambda dtype: survey_cells("decode", dtype)}
 CPU_SETS = {"main": small_cells, "options": small_options,
             "backward": lambda dtype: small_cells(dtype, "backward"),
             "backward-extra": small_backward_extra,

@@ -25,7 +25,6 @@
 #include "decode_latent_sm90/decode_latent_sm90.h"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/grid.cuh"
 #include "ptx/thread.cuh"
 
 enum {
@@ -82,7 +81,6 @@ static_assert(WARPGROUP *
 #define EIGHT_BITS 0
 #define SHARES_ROWS 1 /* blocks that merge have some rows of a work tile each */
 #define FRAGMENT_KEYS KEYS
-#define FA_READ_LENGTH(at) ptx_read_latest(at)
 
 enum {
     THREADS = CONSUMERS * WARPGROUP, /* that merge: the consumers */

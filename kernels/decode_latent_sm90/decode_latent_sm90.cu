@@ -38,7 +38,6 @@
 #include "decode_latent_sm90/scores.cuh"
 #include "decode_latent_sm90/store.cuh"
 #include "decode_latent_sm90/values.cuh"
-#include "decode_sm80/early_work.cuh"
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/grid.cuh"
@@ -163,24 +162,17 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
         ptx_tma_prefetch(&s.k);
         init_barriers(state, loading_warps(&s), s.cluster);
     }
-    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
-    const bool loads = (int)threadIdx.x / 32 < loading_warps(&s);
-    const bool early = finds_work_early(&d.attention);
-    if (!early) ptx_wait_for_grids();
+    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. The
+     * one that merges parts starts only after the other one has waited, so lengths are there. */
+    if (d.step != FA_DECODE_MERGE) ptx_wait_for_grids();
     if (threadIdx.x == 0) describe_block(&d, &s, &state->work);
-    __syncthreads();
-    if (early) {
-        if (loads && has_part(&d, &state->work)) prefetch_first_tile(&pipe, &d, &s, &state->work);
-        __syncthreads(); /* all have read the work */
-        ptx_wait_for_grids();
-        if (threadIdx.x == 0 && has_other_keys(&d.attention, &state->work))
-            describe_block(&d, &s, &state->work);
-    }
+    if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids();
     ptx_let_next_grid_start();
     if (s.cluster > 1) ptx_cluster_sync(); /* the peer's barriers are there, too */
     else __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
+        const bool loads = (int)threadIdx.x / 32 < loading_warps(&s);
         if (loads && has_part(&d, &state->work)) produce(&pipe, &d, &s);
     } else if (threadIdx.x < (1 + CONSUMER_VALUES) * WARPGROUP) {
         ptx_increase_registers(SCORES_REGISTERS);

@@ -26,10 +26,9 @@ typedef struct fa_box {
     int row, outer;
 } fa_box;
 
-/* Beside the page table nothing is read, and a wrong entry leads to some other page. early: the grid in front may still
- * write the table. */
+/* Beside the page table nothing is read, and a wrong entry leads to some other page. */
 FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_latent_sm90_params *s,
-                          const fa_work *w, int first, bool early)
+                          const fa_work *w, int first)
 {
     const fa_attention_params *p = &d->attention;
     const int key = first + first_row_of_box(s);
@@ -38,9 +37,9 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_latent_sm90
     box.row = box.outer = 0;
     if (key >= w->to || key + s->box_rows <= w->from) return box;
     const uint32_t page = (uint32_t)key / (uint32_t)p->rows_k;
-    const int32_t *entry = p->block_table + w->tile.batch * p->block_table_stride + page;
+    const int32_t entry = p->block_table[w->tile.batch * p->block_table_stride + page];
     box.row = key - (int)(page * (uint32_t)p->rows_k);
-    box.outer = fa_clamp_page(p, early ? ptx_read_latest(entry) : *entry) * s->k_step.block;
+    box.outer = fa_clamp_page(p, entry) * s->k_step.block;
     return box;
 }
 
@@ -101,15 +100,6 @@ FA_DEVICE void prefetch_tile(const pipeline *pipe, const fa_decode_latent_sm90_p
                             (int)w->tile.head_kv * s->k_step.head, box->outer);
 }
 
-/* Prefetches the first key tile of the part while the grid in front ends. What that grid still writes is not lost: loads
- * see it. */
-FA_DEVICE void prefetch_first_tile(const pipeline *pipe, const fa_decode_params *d,
-                                   const fa_decode_latent_sm90_params *s, const fa_work *w)
-{
-    const fa_box box = find_box(d, s, w, find_key_tiles(w).first, true);
-    prefetch_tile(pipe, s, w, &box);
-}
-
 /* Key tiles from which on the queries come before all keys but those of the first tile: all blocks
  * of the device begin at the same time, and more keys would delay the queries. */
 enum { MANY_TILES = 16 };
@@ -122,10 +112,9 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
     const key_tiles tiles = find_key_tiles(w);
     fa_box boxes[TILES_AHEAD + 1]; /* of tiles from n on */
 #pragma unroll
-    for (int i = 0; i <= TILES_AHEAD; i++)
-        boxes[i] = find_box(d, s, w, tiles.first + i * KEYS, false);
+    for (int i = 0; i <= TILES_AHEAD; i++) boxes[i] = find_box(d, s, w, tiles.first + i * KEYS);
     for (int n = 0; n < tiles.count; n++) {
-        const fa_box next = find_box(d, s, w, tiles.first + (n + TILES_AHEAD + 1) * KEYS, false);
+        const fa_box next = find_box(d, s, w, tiles.first + (n + TILES_AHEAD + 1) * KEYS);
         load_tile(pipe, s, w, &boxes[0], n);
         if (n == 0 && tiles.count >= MANY_TILES) ptx_mbarrier_wait(&pipe->state->queries_read, 0);
         if (n + TILES_AHEAD < tiles.count) prefetch_tile(pipe, s, w, &boxes[TILES_AHEAD]);

@@ -90,6 +90,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .parameters = &both,
                     .units = &hopper_units,
                     .overlaps = l->overlaps,
+                    .begins_early = step == FA_DECODE_MERGE, /* the launch in front has waited */
                     .grid = step == FA_DECODE_MERGE ? grid : l->grid,
                     .cluster = step != FA_DECODE_MERGE && l->cluster > 1 ? l->cluster : 0,
                     .threads = l->threads,
