@@ -82,7 +82,8 @@ FA_DEVICE void ptx_progress_add(int32_t *progress, int pending)
     ptx_semaphore_add(progress);
 }
 
-/* Adds 1 to a count that becomes 0 again after `last`; returns the count before, and everything is visible that was visible to the threads that have added. */
+/* Adds 1 to a count that becomes 0 again after `last`. Returns the count before; then everything is visible that was visible to the
+ * threads that have added. */
 FA_DEVICE uint32_t ptx_counter_turn(uint32_t *counter, uint32_t last)
 {
     uint32_t before;

@@ -745,7 +745,8 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
     }
-    /* Main reads keys before it waits, so it may start early only behind prepare, whose blocks wait before they let it start. */
+    /* Main reads keys before it waits. So it may start early only behind prepare, whose blocks wait before
+     * they let it start. */
     prepare->overlaps = !v->joined;
     main->overlaps = !is_wide(v) && !prepare->idle;
     if (!fa_cuda_add_dbias_round(&x, dbias, sums_offset)) return false;
