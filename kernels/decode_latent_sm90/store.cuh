@@ -43,6 +43,16 @@ FA_DEVICE bool stores_vectors(const fa_decode_params *d, const fa_work *w)
     return (w->parts == 1 || merges_two) && d->attention.out.vector == 8;
 }
 
+/* The result's row r of the work tile; NULL: there is none. */
+FA_DEVICE char *find_result(const fa_decode_params *d, const fa_work *w, int r)
+{
+    const fa_tile *t = &w->tile;
+    const int head = head_of(d, r);
+    const int64_t i = t->first + query_of(d, r);
+    if (r >= w->rows || head >= w->heads || i >= t->room_q) return NULL;
+    return fa_view_row(&d->attention.out, t->block_q, t->start_q + i, t->head + head);
+}
+
 /* Two results; zeros for a factor of 0, whatever the sums are. */
 FA_DEVICE uint32_t scaled_x2(const float *sums, float factor)
 {
@@ -58,7 +68,7 @@ FA_DEVICE void store_result_columns(const fa_decode_params *d, const fa_work *w,
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int r = row_of(0, i);
-        char *row = r < w->rows ? find_output_row(d, w, r) : NULL;
+        char *row = find_result(d, w, r);
         const float factor = row ? finish_row(d, w, r, ends->base[i], ends->sum[i]) : 0.0f;
 #pragma unroll
         for (int j = 0; j < OUTPUTS / 4; j += 4) {
@@ -237,15 +247,23 @@ FA_DEVICE void share_sums(const float *out, int half, float *sums)
     }
 }
 
+/* Zeros for a factor of 0, whatever x is. */
+FA_DEVICE float4 scaled(float4 x, float factor)
+{
+    if (factor == 0.0f) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+}
+
 /* A row of results, by a warp. */
 FA_DEVICE void store_result(const fa_decode_params *d, const fa_work *w, int r, const float *sums,
                             float factor)
 {
-    char *row = r < w->rows ? find_output_row(d, w, r) : NULL;
+    const fa_attention_params *p = &d->attention;
+    char *row = find_result(d, w, r);
     if (!row) return;
 #pragma unroll 1
     for (int column = lane_id() * 4; column < VALUE_DIM; column += 32 * 4)
-        write_columns(&d->attention, row, column, factor, *(const float4 *)(sums + column));
+        fa_store4(row, &p->out, column, p->d_v, scaled(*(const float4 *)(sums + column), factor));
 }
 
 /* The same of a part. */
