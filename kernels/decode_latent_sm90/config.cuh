@@ -79,6 +79,7 @@ static_assert(WARPGROUP *
 #define LATENT 1
 #define BLOCK_TILES 1
 #define EIGHT_BITS 0
+#define OWN_RESULTS 1 /* results.cuh */
 #define SHARES_ROWS 1 /* blocks that merge have some rows of a work tile each */
 #define FRAGMENT_KEYS KEYS
 

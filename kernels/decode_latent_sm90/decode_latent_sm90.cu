@@ -10,6 +10,7 @@
  *   scores.cuh    S, logits and weights
  *   values.cuh    O
  *   store.cuh     results, and sums of a part
+ *   results.cuh   how rows are finished and written
  *
  * A work tile is 64 query heads, or heads and queries, as decode_sm80 has them, and the keys are
  * cut into parts in the same way (decode_sm80/work.cuh). A block has a part. Each key tile is

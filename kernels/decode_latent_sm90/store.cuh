@@ -11,6 +11,7 @@
 #include "common/reduce.cuh"
 #include "decode_latent_sm90/pipeline.cuh"
 #include "decode_latent_sm90/values.cuh"
+#include "decode_latent_sm90/results.cuh"
 #include "decode_sm80/merge.cuh"
 #include "ptx/semaphore.cuh"
 #include "ptx/store.cuh"

@@ -15,7 +15,10 @@
 #include "decode_sm80/fragments.cuh"
 #include "decode_sm80/work.cuh"
 
-#define LN2 0.69314718055994530942f
+/* Kernels with their own finish_row and write_output define this. */
+#ifndef OWN_RESULTS
+#define OWN_RESULTS 0
+#endif
 
 /* The sums of some sources: row r of source i is at first + i * stride + r * ROW_FLOATS. */
 typedef struct fa_sources {
@@ -73,23 +76,64 @@ FA_DEVICE void store_warp(const fa_output *o, float *to)
 
 /* ---- Factors --------------------------------------------------------------------------------- */
 
-/* Finishes row r, with its log-sum-exp; returns the factor of its output. */
-FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, float base,
-                           float sum)
+#if !OWN_RESULTS
+/* Row r of the output; NULL: there is none. */
+FA_DEVICE char *find_output_row(const fa_decode_params *d, const fa_work *w, int r)
+{
+    const fa_tile *t = &w->tile;
+    const int head = head_of(d, r);
+    const int64_t i = t->first + query_of(d, r);
+    if (head >= w->heads || i >= t->room_q) return NULL;
+    return fa_view_row(&d->attention.out, t->block_q, t->start_q + i, t->head + head);
+}
+
+/* Where the results of a row go. */
+typedef struct fa_result {
+    char *out;  /* NULL: the row does not exist */
+    float *lse; /* NULL: not wanted */
+    float sink;
+    bool has_query; /* else zeros are written */
+} fa_result;
+
+FA_DEVICE fa_result find_result(const fa_decode_params *d, const fa_work *w, int r)
 {
     const fa_attention_params *p = &d->attention;
     const fa_tile *t = &w->tile;
     const int64_t head = t->head + head_of(d, r), i = t->first + query_of(d, r);
-    if (head_of(d, r) >= w->heads || i >= t->room_q) return 0.0f;
-    float lse, factor = fa_softmax_finish(base == NOTHING_SEEN ? -INFINITY : base * LN2, sum,
-                                          p->sinks ? p->sinks[head] : -INFINITY, &lse);
-    if (i >= t->n_q) lse = -INFINITY, factor = 0.0f;
+    fa_result to = {find_output_row(d, w, r), NULL, -INFINITY, i < t->n_q};
+    if (!to.out) return to;
+    if (p->lse) to.lse = p->lse + (t->block_q * p->heads_q + head) * p->rows_q + t->start_q + i;
+    if (p->sinks) to.sink = p->sinks[head];
+    return to;
+}
+
+/* Finishes a row that exists; returns the factor of its output. */
+FA_DEVICE float finish_result(const fa_work *w, const fa_result *to, float base, float sum,
+                              float *lse)
+{
+    float factor =
+        fa_softmax_finish(base == NOTHING_SEEN ? -INFINITY : base * LN2, sum, to->sink, lse);
+    if (!to->has_query) *lse = -INFINITY, factor = 0.0f;
 #if EIGHT_BITS
     if (factor != 0.0f) factor *= w->value_scale;
+#else
+    (void)w;
 #endif
-    if (p->lse) p->lse[(t->block_q * p->heads_q + head) * p->rows_q + t->start_q + i] = lse;
     return factor;
 }
+
+/* Finishes row r, with its log-sum-exp; returns the factor of its output. */
+FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, float base,
+                           float sum)
+{
+    const fa_result to = find_result(d, w, r);
+    if (!to.out) return 0.0f;
+    float lse;
+    const float factor = finish_result(w, &to, base, sum, &lse);
+    if (to.lse) *to.lse = lse;
+    return factor;
+}
+#endif
 
 /* Executed with a warp for each row and a lane for each source. last: the row is complete. */
 FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const fa_sources *from,
@@ -143,19 +187,24 @@ FA_DEVICE float4 add_sources(const fa_sources *from, const float *factors, int r
     return sum;
 }
 
-/* Writes zeros if the factor is 0, whatever the row holds. */
+#if !OWN_RESULTS
+/* Writes four columns: zeros if the factor is 0, whatever the row holds. row: of the output. */
+FA_DEVICE void write_columns(const fa_attention_params *p, char *row, int column, float factor,
+                             float4 x)
+{
+    if (factor == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    else x = make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+    fa_store4(row, &p->out, column, p->d_v, x);
+}
+
+/* The same of row r, if it exists. */
 FA_DEVICE void write_output(const fa_decode_params *d, const fa_work *w, int r, int column,
                             float factor, float4 x)
 {
-    const fa_attention_params *p = &d->attention;
-    const fa_tile *t = &w->tile;
-    const int64_t i = t->first + query_of(d, r);
-    if (head_of(d, r) >= w->heads || i >= t->room_q) return;
-    if (factor == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    else x = make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
-    fa_store4(fa_view_row(&p->out, t->block_q, t->start_q + i, t->head + head_of(d, r)), &p->out,
-              column, p->d_v, x);
+    char *row = find_output_row(d, w, r);
+    if (row) write_columns(&d->attention, row, column, factor, x);
 }
+#endif
 
 /* Merges the sources: into a part's row of sums, or, if `to` is NULL, into results. Executed by all
  * threads. */

@@ -54,27 +54,15 @@ typedef struct merged_columns {
     const char *parts; /* the row in part 0 */
     uint32_t stride;   /* from part to part, in bytes */
     int column;
-    char *out;  /* of the row; NULL: it does not exist */
-    float *lse; /* NULL: not wanted */
-    float sink;
-    bool has_query; /* else zeros are written */
+    fa_result to;
 } merged_columns;
 
 FA_DEVICE merged_columns find_columns(const fa_decode_params *d, const fa_work *w, int number)
 {
-    const fa_attention_params *p = &d->attention;
-    const fa_tile *t = &w->tile;
-    const int r = number / (VALUE_DIM / 4), own_head = head_of(d, r);
-    const int64_t head = t->head + own_head, i = t->first + query_of(d, r);
-    merged_columns own = {.stride = (uint32_t)(4 * part_floats(d)),
-                          .column = number % (VALUE_DIM / 4) * 4,
-                          .sink = -INFINITY,
-                          .has_query = i < t->n_q};
+    const int r = number / (VALUE_DIM / 4), column = number % (VALUE_DIM / 4) * 4;
+    merged_columns own = {NULL, (uint32_t)(4 * part_floats(d)), column, {NULL}};
     own.parts = (const char *)(find_part(d, w, 0) + min(r, w->rows - 1) * ROW_FLOATS);
-    if (r >= w->rows || own_head >= w->heads || i >= t->room_q) return own;
-    own.out = (char *)fa_view_row(&p->out, t->block_q, t->start_q + i, head);
-    if (p->lse) own.lse = p->lse + (t->block_q * p->heads_q + head) * p->rows_q + t->start_q + i;
-    if (p->sinks) own.sink = p->sinks[head];
+    if (r < w->rows) own.to = find_result(d, w, r);
     return own;
 }
 
@@ -123,25 +111,6 @@ FA_DEVICE void add_parts(const merged_columns *own, const char *from, int count,
     *row = to;
 }
 
-/* Writes the results of a row: what finish_row and write_output do, but everything is found already. */
-FA_DEVICE void write_columns(const fa_decode_params *d, const fa_work *w, const merged_columns *to,
-                             const merged_row *row)
-{
-    const float max = row->base == NOTHING_SEEN ? -INFINITY : row->base * LN2;
-    float lse, factor = fa_softmax_finish(max, row->sum, to->sink, &lse);
-    float4 x = row->columns;
-    if (!to->has_query) lse = -INFINITY, factor = 0.0f;
-#if EIGHT_BITS
-    if (factor != 0.0f) factor *= w->value_scale;
-#else
-    (void)w;
-#endif
-    if (factor == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    else x = make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
-    fa_store4(to->out, &d->attention.out, to->column, d->attention.d_v, x);
-    if (to->lse && to->column == 0) *to->lse = lse;
-}
-
 /* Executed by all threads of a block; each finishes its columns of a row, then those of another row. first: the
  * thread's first columns. A thread finds them before it knows whether its block merges. */
 FA_DEVICE void merge_parts(const fa_decode_params *d, const fa_work *w, const merged_columns *first)
@@ -156,7 +125,12 @@ FA_DEVICE void merge_parts(const fa_decode_params *d, const fa_work *w, const me
 #pragma unroll 1
         for (int left = w->parts; left > 0; left -= SOURCES, from += SOURCES * own.stride)
             add_parts(&own, from, min(left, (int)SOURCES), &row);
-        if (own.out) write_columns(d, w, &own, &row);
+        if (own.to.out) {
+            float lse;
+            const float factor = finish_result(w, &own.to, row.base, row.sum, &lse);
+            write_columns(&d->attention, own.to.out, own.column, factor, row.columns);
+            if (own.to.lse && own.column == 0) *own.to.lse = lse;
+        }
     }
 }
 
