@@ -97,6 +97,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
     }
     __syncthreads();
     if (waits_first()) wait_for_other_grids();
+    /* The scheduler may get here before the grids in front have ended: what follows waits for this grid. */
     if (!BESIDE) ptx_let_next_grid_start();
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);

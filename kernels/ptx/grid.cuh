@@ -22,8 +22,8 @@ FA_DEVICE void ptx_let_next_grid_start(void)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* Before the wait, what the previous grid writes may be read in these two ways only, because the first-level cache keeps
- * nothing of it. A read that follows the wait gets the new value. */
+/* Before the wait, what the previous grid writes may be read in these two ways only, or prefetched by TMA, because the
+ * first-level cache keeps nothing of it. A read that follows the wait gets the new value. */
 FA_DEVICE int32_t ptx_read_latest(const int32_t *at)
 {
     int32_t x;

@@ -2,11 +2,11 @@
  * Counters of the dynamic schedule.
  *
  * Blocks of a kernel with a dynamic schedule take tasks from a counter in device memory. Such a kernel has an array
- * of counters. A launch finds its counter at 0 and leaves it at 0. So consecutive launches may share a counter, but
- * launches that may run at the same time must not. This module hands out the numbers of counters.
+ * of counters. A launch finds its counter at 0 and leaves it at 0, and uses it only when the launches in front on its
+ * stream have ended. So consecutive launches may share a counter, but launches on different streams must not. This module hands out the numbers of counters.
  *
  * Numbers belong to the process, because contexts may share device memory (green contexts do):
- * - Each of the first FA_CUDA_OWN_COUNTERS streams gets a number and keeps it, since its launches do not overlap. A
+ * - Each of the first FA_CUDA_OWN_COUNTERS streams gets a number and keeps it. A
  *   stream is identified by its id, which no later stream gets, so a reused handle counts as another stream.
  * - Later streams share FA_CUDA_SHARED_COUNTERS numbers. Each launch is followed by an event. A number goes to another
  *   stream of the same context only after that event; the least recently used number goes first.

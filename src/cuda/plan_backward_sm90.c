@@ -745,9 +745,10 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
     }
-    /* Main reads keys before it waits. So it may start early only behind prepare, whose blocks wait before
-     * they let it start. */
-    prepare->overlaps = !v->joined;
+    /* Main reads keys, by TMA, before it waits. So it may start early only behind prepare, whose blocks wait before
+     * they let it start. It also reads lengths, through the first-level cache, which may have older copies if
+     * prepare overlaps the launch that wrote them. */
+    prepare->overlaps = !v->joined && !fa_cuda_has_own_lengths(p);
     main->overlaps = !is_wide(v) && !prepare->idle;
     if (!fa_cuda_add_dbias_round(&x, dbias, sums_offset)) return false;
     if (v->joined) return fa_cuda_add_dbias_dsinks(&x, dbias, NULL);

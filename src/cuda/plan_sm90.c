@@ -219,19 +219,20 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
 
 /* The number of heads with a balanced schedule: enough for two work tiles for each block. The schedule takes some 15 us to
  * compute, in which each block needs pairs to work on. If there are too few, the work tiles of all heads are shared out
- * by a method that takes no time (H200, head dim 64, us with it and without: 84 heads of 1,152 rows, 18 key tiles a block,
+ * by a method that takes no time (H200, head dim 64, us by that method and with a balanced schedule: 84 heads of 1,152 rows, 18 key tiles a block,
  * 46.4, 52.9; 72 of 1,984, 57, 95.2, 98.7; 200 of 1,280, 72, 128.0, 123.9). */
 static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const int64_t enough = 64 * 128 * 64; /* key tiles times queries times columns */
+    const double enough = 64 * 128 * 64; /* key tiles times queries times columns, of a block */
     const int64_t heads = count_heads(p), blocks = l->grid;
     if (!wants_balance(p, l)) return 0;
     const int64_t balanced = (2 * blocks + l->tiles - 1) / l->tiles;
     const int64_t pairs = (heads - balanced) * fa_causal_pairs(l->tiles);
     const fa_variant *v = &fa_variants[l->variant];
     const int64_t key_tiles = fa_cuda_count_tiles((l->tiles + 1) * count_queries(v), v->keys);
-    if (pairs < blocks || pairs * key_tiles * count_queries(v) * p->d < enough * blocks)
-        return heads;
+    const double work =
+        (double)(key_tiles * count_queries(v) * p->d) / (double)blocks; /* of a pair */
+    if (pairs < blocks || (double)pairs * work < enough) return heads;
     return balanced * l->tiles <= FA_SM90_MAX_BALANCED_TASKS / 2 * blocks ? balanced : 0;
 }
 

@@ -1069,6 +1069,12 @@ static void test_overlaps(void)
               "d %lld", (long long)d);
     }
     p.d = p.d_v = 64;
+    fa_problem lengths = p;
+    static int32_t own[2];
+    lengths.seqlens_k = own;
+    const fa_cuda_plan later = plan_apart(&lengths);
+    CHECK(!later.launches[0].overlaps && later.launches[1].overlaps,
+          "main reads lengths while the launch that writes them may run");
     const fa_cuda_plan plan = plan_of(&p, &devices[A100]);
     for (int i = 0; i < plan.count; i++)
         CHECK(!plan.launches[i].overlaps, "launch %d overlaps on an A100", i);

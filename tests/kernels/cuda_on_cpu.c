@@ -518,6 +518,12 @@ void cuda_check_access(const void *at, size_t size)
     die_outside(memory, at, size);
 }
 
+void cuda_use_counter(void)
+{
+    const cuda_units *units = machine.run->units;
+    if (units && units->access) units->access();
+}
+
 static void check_store(const void *to, size_t size)
 {
     const cuda_units *units = machine.run->units;

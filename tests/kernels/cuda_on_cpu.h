@@ -88,9 +88,12 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
     return (uint4){x, y, z, w};
 }
 
+void cuda_use_counter(void);
+
 /* All threads of a run are fibers of one thread, so this is atomic. */
 static inline uint32_t atomicInc(uint32_t *address, uint32_t most)
 {
+    cuda_use_counter();
     const uint32_t before = *address;
     *address = before >= most ? 0 : before + 1;
     return before;
@@ -228,6 +231,7 @@ struct cuda_run {
     bool backwards;
     bool overlaps;         /* the previous launch: each thread must wait for it */
     bool begins_early;     /* threads may use the caller's memory before they wait */
+    bool lets_late;        /* the next launch may start only when threads have waited */
     bool beside;           /* the same, except that only its last block must wait */
     bool last_block_first; /* clusters run from the last one to the first */
     /* Of those side by side: it continues only when no other can. */

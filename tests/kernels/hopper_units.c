@@ -576,6 +576,13 @@ static void load_box(void *shared, const void *opaque, uint64_t *word, int axes,
     keep(&l);
 }
 
+void hopper_let_next_grid_start(void)
+{
+    if (units.run->overlaps && units.run->lets_late && !here()->bulk[cuda_thread.x].waited)
+        cuda_die("thread %u lets the next grid start before the grids in front have ended",
+                 cuda_thread.x);
+}
+
 static void check_waited(void)
 {
     if (units.run->overlaps && !units.run->begins_early && !here()->bulk[cuda_thread.x].waited)

@@ -71,6 +71,7 @@ void hopper_pause(void);
 
 /* Each thread of a grid whose launch overlaps the previous one must wait for that one. */
 void hopper_wait_for_grids(void);
+void hopper_let_next_grid_start(void);
 /* Before the thread has waited, often another number. */
 int32_t hopper_read_latest(const int32_t *at);
 void hopper_proxy_fence_global(void);

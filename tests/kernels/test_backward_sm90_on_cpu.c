@@ -252,6 +252,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                         fa_variants[l->variant].persistent ? 1024 - FA_BACKWARD_SM90_PADDING(1) : 0,
                     .overlaps = l->overlaps,
                     .begins_early = l->smem_bytes > 0, /* loads of keys */
+                    .lets_late = l->smem_bytes == 0,   /* for the sake of such loads */
                     .units = &hopper_units};
     if (!run.kernel) abort();
     vary(&run, m, l);

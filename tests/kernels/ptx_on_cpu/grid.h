@@ -8,7 +8,7 @@
 #include "hopper_units.h"
 
 FA_DEVICE void ptx_wait_for_grids(void) { hopper_wait_for_grids(); }
-FA_DEVICE void ptx_let_next_grid_start(void) {}
+FA_DEVICE void ptx_let_next_grid_start(void) { hopper_let_next_grid_start(); }
 FA_DEVICE int32_t ptx_read_latest(const int32_t *at) { return hopper_read_latest(at); }
 FA_DEVICE void ptx_prefetch(const void *at) { (void)at; }
 
