@@ -60,7 +60,7 @@ typedef struct merged_columns {
 FA_DEVICE merged_columns find_columns(const fa_decode_params *d, const fa_work *w, int number)
 {
     const int r = number / (VALUE_DIM / 4), column = number % (VALUE_DIM / 4) * 4;
-    merged_columns own = {NULL, (uint32_t)(4 * part_floats(d)), column, {NULL}};
+    merged_columns own = {.stride = (uint32_t)(4 * part_floats(d)), .column = column};
     own.parts = (const char *)(find_part(d, w, 0) + min(r, w->rows - 1) * ROW_FLOATS);
     if (r < w->rows) own.to = find_result(d, w, r);
     return own;

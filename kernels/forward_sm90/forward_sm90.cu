@@ -64,7 +64,8 @@ FA_DEVICE void end_behind_grids(void)
 FA_DEVICE bool waits_first(void)
 {
     const int warp = (int)threadIdx.x / 32;
-    return warp != WARP_SCHEDULER && (warp != WARP_BALANCE_OR_BIAS || OPTIONS & FA_SM90_BIAS);
+    return warp != WARP_SCHEDULER &&
+           (warp != WARP_BALANCE_OR_BIAS || (OPTIONS & FA_SM90_BIAS) != 0);
 }
 
 FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
