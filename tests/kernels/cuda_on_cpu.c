@@ -502,13 +502,18 @@ static _Noreturn void die_outside(const ref_buffers *memory, const char *at, siz
              at - near->data, near->name, near->bytes);
 }
 
+void cuda_begin_access(void)
+{
+    const cuda_units *units = machine.run->units;
+    if (units && units->access && !machine.units_run) units->access();
+}
+
 void cuda_check_access(const void *at, size_t size)
 {
     static int last; /* where the previous access was */
     const ref_buffers *memory = machine.run->memory;
     if (!memory || is_own(at, size)) return;
-    const cuda_units *units = machine.run->units;
-    if (units && units->access && !machine.units_run) units->access();
+    cuda_begin_access();
     for (int i = 0; i < memory->count; i++) {
         const ref_buffer *b = &memory->list[(last + i) % memory->count];
         if (!lies_in(at, size, b->data, b->bytes)) continue;
@@ -516,12 +521,6 @@ void cuda_check_access(const void *at, size_t size)
         return;
     }
     die_outside(memory, at, size);
-}
-
-void cuda_use_counter(void)
-{
-    const cuda_units *units = machine.run->units;
-    if (units && units->access) units->access();
 }
 
 static void check_store(const void *to, size_t size)

@@ -88,12 +88,13 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
     return (uint4){x, y, z, w};
 }
 
-void cuda_use_counter(void);
+/* Of the caller's memory, or of a counter. */
+void cuda_begin_access(void);
 
 /* All threads of a run are fibers of one thread, so this is atomic. */
 static inline uint32_t atomicInc(uint32_t *address, uint32_t most)
 {
-    cuda_use_counter();
+    cuda_begin_access();
     const uint32_t before = *address;
     *address = before >= most ? 0 : before + 1;
     return before;
@@ -211,8 +212,8 @@ typedef struct cuda_units {
     /* A thread is about to store this many bytes of dynamic shared memory. Not called if the
      * compiler does not support checks of each access. */
     void (*store)(const void *to, size_t size);
-    void (*access)(
-        void); /* a thread is about to use the caller's memory; may be NULL, and the same */
+    /* A thread is about to use the caller's memory, or a counter. May be NULL. */
+    void (*access)(void);
 } cuda_units;
 
 /* Runs a kernel, clusters of blocks one after the other, or this many blocks side by side. With

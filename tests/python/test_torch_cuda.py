@@ -191,15 +191,6 @@ def test_decode_behind_two_branches(keys):
         torch.testing.assert_close(again, expected, rtol=0, atol=0)
 
 
-def captured(calls):
-    """A graph of these calls, one after another."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
 @pytest.mark.parametrize("keys", [500, 60000])
 @pytest.mark.parametrize("paged", [False, True])
 def test_decode_behind_a_launch_that_writes_its_lengths(paged, keys):
@@ -225,12 +216,17 @@ def test_decode_behind_a_launch_that_writes_its_lengths(paged, keys):
 
     front()
     behind()
-    graph = captured([lambda: numbers.copy_(old), front, behind, behind])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        numbers.copy_(old)
+        front()
+        behind()
+        behind()
     for _ in range(10):
         for x in (old, rows):
-            drawn_lengths = torch.randint(0, pages * page + 1, (items,))
-            drawn = torch.cat([drawn_lengths, torch.randperm(items * pages)])
-            x.copy_(drawn.to(torch.int32).view(torch.float16).cuda())
+            new_lengths = torch.randint(0, pages * page + 1, (items,))
+            new = torch.cat([new_lengths, torch.randperm(items * pages)])
+            x.copy_(new.to(torch.int32).view(torch.float16).cuda())
         graph.replay()
         found = result.clone()
         torch.cuda.synchronize()
