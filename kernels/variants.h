@@ -458,10 +458,10 @@ VARIANT_16BIT(backward_sm90_d64_ordered, .file = "backward_sm90/backward_sm90", 
               .head_dim = 64, .options = 0, .stages = 3, .static_smem = 1024, .ordered = 1, .persistent = 1, .dq_buffers = 3,
               .dq_transposed = 1)
 VARIANT_16BIT(backward_sm90_d64_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1, .dq_buffers = 2,
+              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 1024, .persistent = 1, .dq_buffers = 2,
               .dq_transposed = 1)
 VARIANT_16BIT(backward_sm90_d128_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
+              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 1024, .persistent = 1)
 END(backward, sm90_persistent)
 
 /* The same, without options, with blocks that prepare and finish in the same launch. */

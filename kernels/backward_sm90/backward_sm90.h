@@ -72,7 +72,7 @@
 
 /* The alignment of a block's buffers. Static shared memory comes before dynamic shared memory; a
  * persistent variant relies on that. */
-#define FA_BACKWARD_SM90_PADDING(persistent) ((persistent) ? 768 : 1024)
+#define FA_BACKWARD_SM90_PADDING(persistent) ((persistent) ? 512 : 1024)
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries,
  * of dout and of their rows; buffers of dS; of dQ (0: one); one of a bias. */
@@ -165,8 +165,8 @@ typedef struct fa_backward_sm90_params {
     int32_t sums_transposed;           /* sums are in the order of DQ_TRANSPOSED */
     int64_t ascending_together;        /* of heads_ascending: those whose blocks take turns */
     int32_t counts_pairs; /* where sums have one order: two tiles of dQ are counted together */
-    /* Where sums have one order: a persistent block takes its next work tile when so many query
-     * tiles, or fewer, of the one before have not been loaded. */
+    /* A persistent block takes its next work tile when so many query tiles, or fewer, of the one
+     * before have not been loaded. */
     int32_t tiles_ahead;
     fa_key_divisors divisors;
     fa_uniform_lengths uniform;

@@ -103,9 +103,6 @@
  * buffer a consumer would wait until the other one has filled its own. */
 #define DQ_TOGETHER (ORDERED && DQ_BUFFERS > 1)
 
-/* Whether a block takes its next work tile late (schedule.cuh). */
-#define TAKES_LATE (PERSISTENT && ORDERED)
-
 /* Whether the log-sum-exp and delta are loaded with the queries instead of with dout: they are if
  * weights are computed before dout is needed. */
 #define ROWS_WITH_Q (DQ_PARTS > 1)

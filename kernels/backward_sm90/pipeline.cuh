@@ -37,10 +37,7 @@ typedef struct shared_state {
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
     block_work works[WORKS];
 #if PERSISTENT
-    uint64_t work_full[WORKS], work_empty[WORKS], k_empty, v_empty;
-#if TAKES_LATE
-    uint64_t work_loaded[WORKS];
-#endif
+    uint64_t work_full[WORKS], work_empty[WORKS], work_loaded[WORKS], k_empty, v_empty;
 #endif
 #if BIAS_TILE
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
@@ -184,9 +181,7 @@ FA_DEVICE void init_barriers(shared_state *state)
 #if PERSISTENT
     for (int i = 0; i < WORKS; i++) {
         ptx_mbarrier_init(&state->work_full[i], 1);
-#if TAKES_LATE
         ptx_mbarrier_init(&state->work_loaded[i], 1);
-#endif
         ptx_mbarrier_init(&state->work_empty[i], CONSUMERS * WARPS + STORE_WARPS + 1);
     }
     ptx_mbarrier_init(&state->k_empty, CONSUMERS * WARPS);

@@ -376,7 +376,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
 /* Says that most of the block's work tile `number` has been loaded: it may take the next one. */
 FA_DEVICE void say_loaded(const pipeline *pipe, int number)
 {
-#if TAKES_LATE
+#if PERSISTENT
     ptx_mbarrier_arrive_if(&pipe->state->work_loaded[number % WORKS], threadIdx.x % 32 == 0);
 #else
     (void)pipe, (void)number;

@@ -55,16 +55,14 @@ FA_DEVICE int64_t take_work_tile(const fa_attention_params *p, const fa_backward
     return (own ? gridDim.x : 0) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
 }
 
-/* Waits until most of the work tile before has been loaded. Where sums have one order, the blocks
- * of later key tiles wait for a work tile from when it has been taken: if a block took it as soon as
- * there is room for its description, they would wait for all of the work tile before as well. */
+/* Waits until most of the work tile before has been loaded. A block that took its next work tile as
+ * soon as there is room for the description would take it from blocks that end sooner: all blocks
+ * take their second one when they begin, also those whose first one is the longest (H200, head dim
+ * 64, causal, n 8k: 4 heads 214 and 152 us, 10 heads 396 and 379). Where sums have one order, the
+ * blocks of later key tiles would also wait for all of the work tile before. */
 FA_DEVICE void wait_until_late(const pipeline *pipe, int n)
 {
-#if TAKES_LATE
     if (n > 0) ptx_mbarrier_wait(&pipe->state->work_loaded[(n - 1) % WORKS], work_parity(n - 1));
-#else
-    (void)pipe, (void)n;
-#endif
 }
 
 /* The scheduler warp. It describes a work tile while the block computes the previous one, and the
