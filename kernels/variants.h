@@ -464,6 +464,15 @@ VARIANT_16BIT(backward_sm90_d128_persistent, .file = "backward_sm90/backward_sm9
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 1024, .persistent = 1)
 END(backward, sm90_persistent)
 
+/* The same for heads whose keys are one key tile: dQ is whole, and stored at once. */
+FAMILY(backward, sm90_single)
+VARIANT_16BIT(backward_sm90_d64_single, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 1024, .persistent = 1, .dq_buffers = 2,
+              .dq_transposed = 1, .single_tiles = 1)
+VARIANT_16BIT(backward_sm90_d128_single, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 1024, .persistent = 1, .single_tiles = 1)
+END(backward, sm90_single)
+
 /* The same, without options, with blocks that prepare and finish in the same launch. */
 FAMILY(backward, sm90_joined)
 VARIANT_16BIT(backward_sm90_d96_joined, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,

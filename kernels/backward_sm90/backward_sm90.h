@@ -129,7 +129,11 @@ typedef struct fa_backward_sm90_params {
         splits; /* blocks that share a key/value head's keys, each with some of the query heads */
     int32_t keys, head_dim, value_dim; /* of a block; columns of its sums */
     float *key_sums;                   /* NULL: there is one split */
-    fa_sm90_map bias, dbias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
+    fa_sm90_map bias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
+    union {
+        fa_sm90_map dbias; /* the same */
+        fa_sm90_map dq;    /* of a SINGLE_TILES variant; boxes of the rows that a consumer has */
+    };
     fa_sm90_steps bias_step, dbias_step;
     int32_t bias_mapped;  /* 0: it is read by its strides, or there is none */
     int32_t dbias_mapped; /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
@@ -173,6 +177,9 @@ typedef struct fa_backward_sm90_params {
     fa_turns ascending;
     fa_reciprocal by_items; /* by items_together */
     int64_t item_tasks;     /* tasks of an item */
+    /* Of a SINGLE_TILES variant: blocks that share a head's queries. The number of a split is that
+     * of its query heads times these, plus that of its queries. */
+    int32_t query_parts;
 } fa_backward_sm90_params;
 
 #endif

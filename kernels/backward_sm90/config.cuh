@@ -16,6 +16,8 @@
  *     DQ_TRANSPOSED 1: consumers compute dQ transposed, with all keys in registers. Each has all
  *                  columns of half of the queries. So it reads half of dS, instead of all of it and
  *                  half of the keys, from shared memory, which is the limit
+ *     SINGLE_TILES 1: all keys of a head are one key tile. So the dQ of a tile is whole: it is
+ *                  rounded and stored at once, without sums in global memory. PERSISTENT, in any order
  *     STATIC_SMEM  bytes of static shared memory that the planner adds to the dynamic ones; 0: the
  *                  same as for any kernel
  *     OPTIONS      0: only masks by position and lengths; FA_SM90_ALL: each option may be present
@@ -58,6 +60,9 @@
 #endif
 #ifndef DQ_TRANSPOSED
 #define DQ_TRANSPOSED 0
+#endif
+#ifndef SINGLE_TILES
+#define SINGLE_TILES 0
 #endif
 #ifndef STATIC_SMEM
 #define STATIC_SMEM 0
@@ -167,15 +172,19 @@ enum {
     SCORES = QUERIES / 2, /* of a thread */
     DK_SUMS = SUM_DIM / 2,
     DV_SUMS = VALUE_DIM / 2,
-    DQ_SUMS = DQ_COLUMNS / 2
+    DQ_SUMS = DQ_COLUMNS / 2,
+    WHOLE_DQ_ROWS = DQ_TRANSPOSED ? QUERIES / CONSUMERS : QUERIES /* a consumer's, of 64 columns */
 };
-#define CLEARS_AHEAD FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, JOINED)
+#define CLEARS_AHEAD (!SINGLE_TILES && FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, JOINED))
 
 static_assert(!PERSISTENT || ((!ORDERED || DQ_TOGETHER) && !OPTIONS && STAGES > 2),
               "what its warps do");
 static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store warps take");
 static_assert(!JOINED || (!ORDERED && !OPTIONS && !PERSISTENT), "what its blocks do");
 static_assert(DQ_PARTS == 1 || (!OPTIONS && !PERSISTENT && !JOINED && STAGES == 2),
+              "what has been written for it");
+static_assert(!SINGLE_TILES || (PERSISTENT && !ORDERED && COLUMNS == HEAD_DIM &&
+                                (HEAD_DIM == 128 || DQ_TRANSPOSED)),
               "what has been written for it");
 static_assert(!DQ_TRANSPOSED || (KEYS_IN_REGISTERS && STAGES > 2 && !JOINED),
               "what has been written for it");

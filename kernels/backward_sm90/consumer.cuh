@@ -274,6 +274,8 @@ FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int c
 #if DQ_PARTS > 1
     c.dq =
         ptx_shared_address(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP * 16;
+#elif SINGLE_TILES
+    c.dq = find_dq_row(&own, consumer);
 #else
     c.dq = (float4 *)(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP;
 #endif

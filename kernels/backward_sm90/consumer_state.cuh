@@ -41,7 +41,7 @@ typedef struct consumer_state {
 #endif
     uint32_t base;   /* descriptor of the block's keys */
     uint32_t ds_row; /* where the lane stores dS */
-#if DQ_PARTS > 1
+#if DQ_PARTS > 1 || SINGLE_TILES
     uint32_t dq; /* where the thread stores its part of dQ */
 #else
     float4 *dq;                                   /* the same */
@@ -156,7 +156,41 @@ FA_DEVICE void store_ds(const consumer_state *c, const uint32_t *ds, int count)
                               ds + 2 * j);
 }
 
-#if DQ_PARTS == 1
+#if SINGLE_TILES
+
+/* Where the lane stores its 16 bytes of a matrix of a whole dQ, in TMA's swizzle. Transposed: query
+ * lane % 8 + 8 (lane / 16), columns 8 (lane / 8 % 2) of the warp's. Otherwise: query lane % 16 of
+ * the warp's, columns 8 (lane / 16). */
+FA_DEVICE uint32_t find_dq_row(const pipeline *pipe, int consumer)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int row = DQ_TRANSPOSED ? lane % 8 + lane / 16 * 8 : warp * 16 + lane % 16;
+    const int chunk = DQ_TRANSPOSED ? warp * 2 + lane / 8 % 2 : lane / 16;
+    return ptx_shared_address(pipe->buffers + DQ_AT + consumer * DQ_PART) +
+           (uint32_t)(row * 128 + (chunk ^ row % 8) * 16);
+}
+
+/* dQ of the previous tile, rounded, for the store warp. use: the number of this use of the
+ * buffers. */
+FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
+{
+    const float ln2 = 0.69314718055994530942f, scale = c->scale * ln2;
+    const uint32_t to = c->dq + (uint32_t)dq_buffer(use);
+#pragma unroll
+    for (int j = 0; j < DQ_COLUMNS / 8; j += 2) {
+        const float *dq = c->dp + 4 * j;
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = fa_pack_x2(dq[2 * i] * scale, dq[2 * i + 1] * scale);
+#if DQ_TRANSPOSED
+        ptx_stmatrix_x4_trans(to + (uint32_t)(j * 8 * 128), x);
+#else
+        ptx_stmatrix_x4(to ^ (uint32_t)(j * 16), x);
+#endif
+    }
+}
+
+#elif DQ_PARTS == 1
 
 /* dQ of the previous tile, for the store warp. use: the number of this use of the buffers. */
 FA_DEVICE void store_dq_columns(const consumer_state *c, int use)

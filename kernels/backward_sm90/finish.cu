@@ -65,6 +65,8 @@ FA_KERNEL __launch_bounds__(THREADS)
     const int thread = threadIdx.x % 128, group = threadIdx.x / 128;
     const float4 *sums = (const float4 *)s.sums + number * SUM_VECTORS + thread;
     float4 x[NUM_BLOCKS / GROUPS];
+    const bool reads = fa_reads_lengths(&p.a);
+    if (threadIdx.x == 0 && !reads) tile = fa_find_tile(&p.a, task, QUERIES);
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
 #pragma unroll
@@ -81,7 +83,7 @@ FA_KERNEL __launch_bounds__(THREADS)
         x[j] = 8 * block < p.a.d ? sums[block * 128] : make_float4(0, 0, 0, 0);
     }
     if (threadIdx.x == 0) { /* while the sums are on their way */
-        tile = fa_find_tile(&p.a, task, QUERIES);
+        if (reads) tile = fa_find_tile(&p.a, task, QUERIES);
         none = has_no_share(&s, &tile, number);
     }
     __syncthreads();

@@ -20,6 +20,9 @@
 #ifndef JOINED
 #define JOINED 0
 #endif
+#ifndef SINGLE_TILES
+#define SINGLE_TILES 0
+#endif
 
 typedef struct block_work {
     fa_key_tile keys;
@@ -37,6 +40,9 @@ typedef struct block_work {
 #endif
 #if JOINED
     int32_t unit; /* the unit whose rows it reads and to whose sums it adds (joined.cuh) */
+#endif
+#if SINGLE_TILES
+    int32_t part; /* of the queries */
 #endif
     int64_t number;   /* of the sequence's tile 0 and the first head, in the workspace */
     int32_t num_keys; /* keys of the sequence from the block's first one on; at most KEYS */
@@ -242,7 +248,14 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
 #endif
     const int64_t task = fa_find_split(p, own, s->splits, &split);
     const int32_t group = s->divisors.group;
-    w->heads = s->splits == 1 ? group : group / s->splits;
+#if SINGLE_TILES
+    const int splits = s->splits / s->query_parts, part = split % s->query_parts;
+    const int of_heads = split / s->query_parts;
+    w->part = part;
+#else
+    const int splits = s->splits, of_heads = split;
+#endif
+    w->heads = splits == 1 ? group : group / splits;
 #if JOINED
     w->unit = (int32_t)fa_divide_by(own, s->divisors.tiles);
 #endif
@@ -252,16 +265,29 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
                                         FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = 0;
     if (s->uniform.applies) {
-        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, split * w->heads, &w->keys,
+        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, of_heads * w->heads, &w->keys,
                              &w->sequence);
         return w->keys.count > 0;
     }
     w->keys = fa_find_key_tile(p, task, KEYS);
     if (w->keys.batch < 0 || w->keys.count <= 0) return false;
-    fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * group + split * w->heads,
+    fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * group + of_heads * w->heads,
                           w->keys.head_kv, &w->sequence);
     return true;
 }
+
+#if SINGLE_TILES
+
+/* Restricts the block to its part of the query tiles. */
+FA_DEVICE void take_part(const fa_backward_sm90_params *s, block_work *w)
+{
+    const int from = w->from, tiles = max(0, w->to - from), parts = s->query_parts;
+    w->from = from + tiles * w->part / parts;
+    w->to = from + tiles * (w->part + 1) / parts;
+    w->tiles = (w->to - w->from) * w->heads;
+}
+
+#endif
 
 /* The number of the sequence's tile 0, and the query tiles. */
 FA_DEVICE void find_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
@@ -269,6 +295,9 @@ FA_DEVICE void find_work(const fa_attention_params *p, const fa_backward_sm90_pa
 {
     w->number = find_tile_number(p, &w->sequence, s->q_tiles);
     find_queries(p, s, w);
+#if SINGLE_TILES
+    take_part(s, w);
+#endif
 }
 
 /* Functions that describe parts of the work. A thread executes each, all at the same time, because

@@ -25,6 +25,15 @@ static bool has_dbias_map(const fa_cuda_backward_sm90_launch *x)
            x->dbias_mapped != FA_BACKWARD_SM90_DBIAS_LEFT;
 }
 
+/* The map of dQ, if blocks store it. */
+static bool set_dq_map(const fa_cuda_plan_launch *l, fa_cuda_encoder *encode,
+                       fa_backward_sm90_params *params, fa_cuda_fault *fault)
+{
+    const fa_cuda_backward_sm90_launch *x = &l->backward_sm90;
+    return fa_cuda_encode_maps(&x->maps[5], (fa_sm90_map *[]){&params->dq},
+                               x->whole_dq && x->maps[5].base, encode, fault);
+}
+
 /* The maps of the bias and of dbias, of those that have one. */
 static bool set_score_maps(const fa_problem *p, const fa_cuda_plan_launch *l,
                            fa_cuda_encoder *encode, fa_backward_sm90_params *params,
@@ -110,7 +119,8 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->group_blocks = x->group_blocks;
     params->group_tiles = x->group_tiles;
     params->sum_tiles = x->sum_tiles;
-    params->prepared_tiles = ahead ? x->groups_ahead * x->group_tiles : INT32_MAX;
+    params->prepared_tiles = x->whole_dq ? 0 : ahead ? x->groups_ahead * x->group_tiles : INT32_MAX;
+    params->query_parts = x->query_parts;
     params->heads_ascending = x->heads_ascending;
     params->ascending_together = x->ascending_together;
     params->counts_pairs = x->counts_pairs;
@@ -126,7 +136,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->value_dim = x->value_dim;
     params->key_sums = x->splits > 1 ? (float *)(void *)(workspace + x->key_sums_offset) : NULL;
     return fa_cuda_encode_maps(x->maps, maps, 4, encode, fault) &&
-           set_score_maps(p, l, encode, params, fault);
+           set_score_maps(p, l, encode, params, fault) && set_dq_map(l, encode, params, fault);
 }
 
 static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
@@ -246,7 +256,9 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
                 {&fa_cuda_backward_sm90_persistent, FA_FIRST_backward_sm90_persistent,
                  FA_END_backward_sm90_persistent},
                 {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined,
-                 FA_END_backward_sm90_joined}};
+                 FA_END_backward_sm90_joined},
+                {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single,
+                 FA_END_backward_sm90_single}};
     int of = 0;
     while (rows[of].family != family) of++;
     const int options = find_options(p);
@@ -536,13 +548,15 @@ static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_
  * must have one query head, for others would get ahead of the first one. In long sequences the others
  * wait for it too often (causal, 16,384 tokens on an H200, ms before and after: head dim 128, n 256
  * 0.370 and 0.330, 512 0.399 and 0.375, 1k 0.510 and 0.483, 2k 0.735 and 0.758; head dim 64, persistent
- * blocks, n 256 0.402 and 0.368, 512 0.435 and 0.429, 1k 0.561 and 0.564). */
+ * blocks, n 256 0.402 and 0.368, 512 0.435 and 0.429, 1k 0.561 and 0.564). If all blocks run at once, zeros
+ * take less time than the wait (n 227, 22 heads of 64, us: 15.8 and 14.6). */
 static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *main,
-                             const fa_cuda_backward_sm90_launch *own)
+                             const fa_cuda_device *device, const fa_cuda_backward_sm90_launch *own)
 {
     const fa_variant *v = &fa_variants[main->variant];
-    return fa_cuda_shrinks(p) && !is_wide(v) && !v->joined &&
-           p->heads_q == p->heads_kv * own->splits && main->tiles <= (v->persistent ? 4 : 8);
+    return fa_cuda_shrinks(p) && !is_wide(v) && !v->joined && !v->single_tiles &&
+           p->heads_q == p->heads_kv * own->splits && main->tiles <= (v->persistent ? 4 : 8) &&
+           main->tasks > device->multiprocessors;
 }
 
 /* Whether two tiles of dQ are counted together. In long rows that is faster, in shorter ones blocks wait longer for each other
@@ -563,7 +577,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     const fa_variant *v = &fa_variants[main->variant];
     own->ordered = is_ordered(p) || v->ordered;
     own->heads_in_order = !p->cu_seqlens_q == !p->cu_seqlens_k;
-    own->first_stored = own->ordered ? v->ordered : runs_first_ahead(p, main, own);
+    own->first_stored = own->ordered ? v->ordered : runs_first_ahead(p, main, device, own);
     own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
     own->ascending_together = count_ascending_together(p, main, device);
     own->counts_pairs = own->ordered && counts_pairs(p, prepare->tiles);
@@ -638,6 +652,16 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
     return true;
 }
 
+/* Blocks that share the queries of a head with one key tile, if there are fewer heads than multiprocessors. With fewer query
+ * tiles the launch that adds up gradients of keys would take longer than is won: a tile takes one or two microseconds. */
+static int count_query_parts(const fa_problem *p, int64_t tasks, const fa_cuda_device *device)
+{
+    const int64_t enough = 6, each = 2;
+    const int64_t tiles = fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
+    if (tasks == 0 || tiles < enough) return 1;
+    return (int)clamp(device->multiprocessors / tasks, 1, tiles / each);
+}
+
 /* Sums of splits are behind the workspace so far. */
 static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                         fa_cuda_plan_launch *main, fa_cuda_plan *plan,
@@ -645,6 +669,8 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
 {
     const int64_t tasks = main->tasks;
     own->splits = fa_cuda_count_splits(p, tasks, count_takers(v, device));
+    own->query_parts = v->single_tiles ? count_query_parts(p, tasks * own->splits, device) : 1;
+    own->splits *= own->query_parts;
     own->keys = find_keys(v);
     own->head_dim = find_columns(v);
     own->value_dim = find_value_columns(v);
@@ -668,6 +694,18 @@ static bool add_finish_keys(const fa_cuda_planning *x, const fa_variant *v,
                                    splits);
 }
 
+/* The map of dQ where blocks store it. Gradients may be missing: a workspace is asked for before they are known. */
+static bool plan_whole_dq(const fa_problem *p, const fa_variant *v,
+                          fa_cuda_backward_sm90_launch *own, char *why, size_t size)
+{
+    static const char *const names[] = {"gradients.dq"};
+    const int rows = v->dq_transposed ? FA_BACKWARD_SM90_QUERIES / 2 : FA_BACKWARD_SM90_QUERIES;
+    own->whole_dq = v->single_tiles;
+    if (!own->whole_dq) return true;
+    fa_cuda_map_view(&own->maps[5], &p->dq, p->d, p->rows_q, p->heads_q, p->blocks_q, rows);
+    return !p->dq.data || fa_cuda_maps_fit(&own->maps[5], names, 1, why, size);
+}
+
 static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_cuda_dbias dbias,
                           fa_cuda_plan *plan, char *why, size_t size)
 {
@@ -689,6 +727,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     v = find_bias_variant(p, v, dbias, &own);
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
+    if (!plan_whole_dq(p, v, &own, why, size)) return false;
 
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
     if (!fa_cuda_add_dbias_clear(&x, dbias)) return false;
@@ -699,7 +738,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, find_threads(v), find_smem(v), queue_sm90, device, plan, why, size);
     if (!prepare || !main) return false;
-    if (!v->joined) {
+    if (!v->joined && !v->single_tiles) {
         fa_cuda_plan_launch *const finish =
             fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_finish_sm90), threads, 0,
                              queue_sm90, device, plan, why, size);
@@ -716,7 +755,9 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     own.q_tiles = prepare->tiles;
     own.sums_transposed = v->dq_transposed;
     own.delta_offset = 0;
-    own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
+    own.rows_offset =
+        v->single_tiles ? 0
+                        : (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     plan_splits(p, v, device, main, plan, &own);
@@ -878,6 +919,44 @@ static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, f
            !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
 }
 
+/* Whether all keys of a head are one key tile, and each query tile has queries that see some. */
+static bool is_single(const fa_problem *p)
+{
+    const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
+    const int64_t queries = FA_BACKWARD_SM90_QUERIES;
+    return u.applies && p->rows_k <= FA_BACKWARD_SM90_KEYS && u.queries_from < queries &&
+           fa_cuda_count_tiles(u.queries_to, queries) == fa_cuda_count_tiles(p->rows_q, queries);
+}
+
+/* That needs no words. */
+static bool is_not_single(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    (void)device, (void)why, (void)size;
+    return !is_single(p);
+}
+
+static bool plan_single(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size)
+{
+    if (!is_single(p)) {
+        fa_cuda_say(why, size,
+                    "heads have more than %d keys, or lengths of their own, or queries see no key",
+                    FA_BACKWARD_SM90_KEYS);
+        return false;
+    }
+    return !refuse_order(p, why, size) && !refuse_score_options(p, why, size) &&
+           !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
+}
+
+const fa_cuda_family fa_cuda_backward_sm90_single = {
+    .name = "sm90_single",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = is_not_single,
+    .plan = plan_single,
+};
+
 /* Whether each head has one key tile, and few query tiles. */
 static bool is_short(const fa_problem *p)
 {
@@ -911,6 +990,19 @@ static bool refuse_packed(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
+/* Whether the key tiles are one round of blocks at most, or up to eight rounds that are nearly full (rate of three launches over
+ * that of one, H200, head dim 128: n 512, 17 heads 1.17, n 1k, 8 heads 1.14, n 4k, 4 heads 1.03; n 1k, 50 and 80 heads, 3.03 and
+ * 4.85 rounds, 0.94 and 1.08; n 4k, 13, 20 and 33 heads, 3.15, 4.85 and 8 rounds, 0.99, 1.04, 1.05; n 8k, 2.9 rounds, 0.96). */
+static bool fills_rounds(const fa_problem *p, const fa_cuda_device *device)
+{
+    const int64_t room = device->multiprocessors,
+                  tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS),
+                  heads = p->heads_kv * p->batch;
+    const int64_t tasks = tiles * heads * fa_cuda_count_splits(p, tiles * heads, room);
+    const int64_t rounds = (tasks + room - 1) / room;
+    return tasks <= room || (rounds <= 8 && tiles <= 32 && tasks * 100 >= rounds * room * 96);
+}
+
 /* One launch is faster without a mask above head dim 64, unless one order of sums is faster still (16,384
  * tokens on an H100, head dim 128, one launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k
  * 649 and 646; head dim 64, n 1k: 388 and 417). Under a causal mask it was faster on one GPU (n 4k 531 and
@@ -922,7 +1014,7 @@ static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, c
     (void)why, (void)size;
     const bool in_order = (p->d > 96 || p->d_v > 96) && is_short_and_full(p, device, 128);
     return (p->d <= 64 && p->d_v <= 64) || p->causal || p->window_left >= 0 ||
-           p->window_right >= 0 || is_short(p) || in_order;
+           p->window_right >= 0 || is_short(p) || in_order || fills_rounds(p, device);
 }
 
 static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *device,

@@ -82,7 +82,9 @@ enum {
     FIRST_PERSISTENT_PROBLEM = 3500,
     PERSISTENT_PROBLEMS = 400,
     FIRST_JOINED_PROBLEM = 6200,
-    JOINED_PROBLEMS = 450
+    JOINED_PROBLEMS = 450,
+    FIRST_SINGLE_PROBLEM = 20000,
+    SINGLE_PROBLEMS = 3000
 };
 
 typedef struct parameters {
@@ -484,7 +486,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
 }
 
 /* Additional options: how dbias is stored, and whether TMA loads the bias; whether blocks add to first
- * shares. */
+ * shares, or share the queries of a head. */
 static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
 {
     uint64_t other = 0, first = 0;
@@ -492,6 +494,7 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         const fa_cuda_plan_launch *l = &plan->launches[i];
         if (l->idle || !is_main(l)) continue;
         first |= (uint64_t)adds_to_first_shares(l) << 16;
+        first |= (uint64_t)(l->backward_sm90.query_parts > 1) << 24;
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
         const bool by_itself = fa_variants[l->variant].options == FA_SM90_BIAS;
         other |= 1u << ((by_itself ? 17 : above) + l->backward_sm90.dbias_mapped);
@@ -607,6 +610,8 @@ static int run_listed(void)
     about_lengths = false;
     few = &fa_cuda_backward_sm90_joined;
     run_problems(FIRST_JOINED_PROBLEM, FIRST_JOINED_PROBLEM + JOINED_PROBLEMS);
+    few = &fa_cuda_backward_sm90_single;
+    run_problems(FIRST_SINGLE_PROBLEM, FIRST_SINGLE_PROBLEM + SINGLE_PROBLEMS);
     few = NULL;
     return done;
 }
@@ -624,6 +629,7 @@ int main(int argc, char **argv)
     about_lengths = argc > 4 && argv[4][0] == 'e';
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
+          : argv[4][0] == 's'     ? &fa_cuda_backward_sm90_single
           : argv[4][0] == 'c'     ? &fa_cuda_backward_sm90
                                   : &fa_cuda_backward_sm90_persistent;
     if (searching) run_listed();
