@@ -76,8 +76,8 @@ FA_DEVICE bool waits_first(void)
 #define ENTRY forward_sm90
 #endif
 
-FA_KERNEL __launch_bounds__(THREADS, 1) ENTRY(const __grid_constant__ fa_attention_params p,
-                                              const __grid_constant__ fa_sm90_params s)
+FA_KERNEL __launch_bounds__(THREADS, 1)
+    ENTRY(const __grid_constant__ fa_attention_params p, const __grid_constant__ fa_sm90_params s)
 {
     FA_DYNAMIC_SHARED(raw);
     __shared__ shared_state shared;

@@ -11,7 +11,7 @@
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 #include "forward_sm90/finish.cuh"
-#include "forward_sm90/split.h"
+#include "forward_sm90/forward_sm90.h"
 #include "ptx/grid.cuh"
 #include "ptx/store.cuh"
 
@@ -72,7 +72,10 @@ FA_DEVICE void add_part(float *out, float factor, const float4 *x)
 }
 
 /* Whether a row sees no key of the part: its outputs are not used. */
-FA_DEVICE bool sees_nothing(const fa_sm90_row_sum *s) { return s->base == NO_KEY_SEEN && s->sum == s->sum; }
+FA_DEVICE bool sees_nothing(const fa_sm90_row_sum *s)
+{
+    return s->base == NO_KEY_SEEN && s->sum == s->sum;
+}
 
 /* Replaces the parts' sums by those relative to the largest base, and their bases by the factors of their outputs.
  * Returns the row's base and sum. */
@@ -90,7 +93,8 @@ FA_DEVICE fa_sm90_row_sum merge_sums(fa_sm90_row_sum *parts, bool *skipped)
     return all;
 }
 
-FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at, const float *out, float factor)
+FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at, const float *out,
+                             float factor)
 {
     const int batch = at->head / (int)p->heads_q, head = at->head % (int)p->heads_q;
     char *row = fa_view_row(&p->out, batch, at->row, head);
@@ -99,15 +103,18 @@ FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at
     for (int i = 0; i < COLUMNS / 2; i++) /* a factor of 0 gives 0, even for NaN */
         words[i] = factor == 0.0f ? 0 : fa_pack_x2(out[2 * i] * factor, out[2 * i + 1] * factor);
     if (p->out.vector == COLUMNS) {
-        ptx_store_global_16(row + 2 * at->column, make_uint4(words[0], words[1], words[2], words[3]));
+        ptx_store_global_16(row + 2 * at->column,
+                            make_uint4(words[0], words[1], words[2], words[3]));
         return;
     }
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++)
-        if (at->column + i < p->d_v) ((uint16_t *)row)[at->column + i] = (uint16_t)(words[i / 2] >> 16 * (i % 2));
+        if (at->column + i < p->d_v)
+            ((uint16_t *)row)[at->column + i] = (uint16_t)(words[i / 2] >> 16 * (i % 2));
 }
 
-FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *split, const row_columns *at)
+FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *split,
+                             const row_columns *at)
 {
     fa_sm90_row_sum sums[FA_SM90_PARTS];
     bool skipped[FA_SM90_PARTS];
@@ -134,11 +141,13 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
     if (p->lse && at->column == 0) p->lse[at->head * p->rows_q + at->row] = lse;
 }
 
-FA_KERNEL __launch_bounds__(THREADS) forward_sm90_merge(const __grid_constant__ fa_attention_params p,
-                                                        const __grid_constant__ fa_sm90_split split)
+/* The parameters are those of the first launch; of the second one, only `split` is read. */
+FA_KERNEL __launch_bounds__(THREADS)
+    forward_sm90_merge(const __grid_constant__ fa_attention_params p,
+                       const __grid_constant__ fa_sm90_params s)
 {
-    const row_columns at = find_columns(&p, &split);
+    const row_columns at = find_columns(&p, &s.split);
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
-    if (at.head < split.heads) merge_columns(&p, &split, &at);
+    if (at.head < s.split.heads) merge_columns(&p, &s.split, &at);
 }

@@ -37,7 +37,8 @@ typedef struct fa_sm90_split {
     int32_t part_tiles, parts;
     int32_t heads, tiles;       /* of all batch items; query tiles of a head */
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
-    int32_t first_tile[FA_SM90_PARTS], first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
+    int32_t first_tile[FA_SM90_PARTS],
+        first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
 } fa_sm90_split;
 
 typedef struct fa_sm90_part {
@@ -48,8 +49,10 @@ typedef struct fa_sm90_part {
 FA_SHARED_FUNCTION fa_sm90_part fa_sm90_find_part(const fa_sm90_split *split, int32_t task)
 {
     fa_sm90_part found = {0, 0, 0};
-    while (found.number + 1 < split->parts && task >= split->first_task[found.number + 1]) found.number++;
-    const uint32_t i = (uint32_t)(task - split->first_task[found.number]), heads = (uint32_t)split->heads;
+    while (found.number + 1 < split->parts && task >= split->first_task[found.number + 1])
+        found.number++;
+    const uint32_t i = (uint32_t)(task - split->first_task[found.number]),
+                   heads = (uint32_t)split->heads;
     found.tile = split->tiles - 1 - (int32_t)(i / heads);
     found.head = (int32_t)(i % heads);
     return found;
@@ -64,7 +67,8 @@ FA_SHARED_FUNCTION int32_t fa_sm90_count_parts(const fa_sm90_split *split, int32
 }
 
 /* The opposite of fa_sm90_find_part. */
-FA_SHARED_FUNCTION int32_t fa_sm90_task_of(const fa_sm90_split *split, int32_t part, int32_t tile, int32_t head)
+FA_SHARED_FUNCTION int32_t fa_sm90_task_of(const fa_sm90_split *split, int32_t part, int32_t tile,
+                                           int32_t head)
 {
     return split->first_task[part] + (split->tiles - 1 - tile) * split->heads + head;
 }

@@ -21,7 +21,7 @@ typedef struct work_tile {
     int32_t needed[CONSUMERS];
     int32_t lo, hi, n_k;
     int32_t queries, rows; /* its queries; its rows of the outputs, which are stored */
-    char *out;             /* the first row of its outputs; SPLIT: of its sums in the workspace, float32 */
+    char *out; /* the first row of its outputs; SPLIT: of its sums in the workspace, float32 */
 #if SPLIT
     fa_sm90_row_sum *sums; /* of the first row: its base and its sum of weights */
 #endif

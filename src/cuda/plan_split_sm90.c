@@ -1,0 +1,381 @@
+/*
+ * forward_sm90_split: the forward pass on Hopper with split keys, for problems with too few work tiles for all
+ * multiprocessors. Each work tile has a part of the keys, and a second launch merges the parts. A model of the time
+ * decides how many key tiles a part has, and whether splitting is faster at all.
+ */
+#include "cuda/plan_split_sm90.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "cuda/family.h"
+#include "cuda/parameters.h"
+#include "cuda/plan_sm90.h"
+
+/* The model, for an H200. Rates are those of long rows. */
+static const double products_rate = 650e12; /* of the device, floating-point operations a second */
+static const double products_rate_narrow =
+    550e12; /* for head dims to 64, where the softmax takes longer */
+static const double device_multiprocessors = 132; /* with which the device reaches these rates */
+static const double task_seconds = 1.5e-6;        /* of a task besides its key tiles */
+static const double merge_seconds = 2.5e-6;       /* of the second launch besides its loads */
+static const double memory_rate = 3e12; /* bytes a second, of sums that are stored and loaded */
+
+/* The model must be so many times as fast with split keys: it is not exact. */
+static const double least_gain = 1.1;
+
+enum {
+    NARROW = 64,        /* the largest head dim that has the lower rate */
+    LEAST_QUERIES = 33, /* fewer are for decode_sm90 */
+    LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
+    LARGEST_QUERY_TILE = 192,
+    MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
+    MOST_TRIED = 64,            /* lengths of a part that are tried */
+    MOST_WORKSPACE = 256 << 20, /* bytes */
+    ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
+};
+
+/* ---- What can be split ----------------------------------------------------------------------- */
+
+static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
+
+/* Few queries are refused because they may be planned before their data are known: then the workspace would have room
+ * for these kernels, which never run them. */
+static bool refuse_split(const fa_problem *p, char *why, size_t size)
+{
+    if (p->rows_q < LEAST_QUERIES || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 || p->d_v < 1) {
+        fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected %d or more",
+                    p->rows_q, (int)LEAST_QUERIES);
+        return true;
+    }
+    const char *option = fa_cuda_has_own_lengths(p)  ? "lengths are on the device"
+                         : p->block_table            ? "options.block_table is set"
+                         : p->batch_invariant        ? "options.flags has FA_BATCH_INVARIANT"
+                         : fa_cuda_changes_scores(p) ? "an option changes scores or weights"
+                                                     : NULL;
+    if (option) fa_cuda_say(why, size, "%s: keys are not split", option);
+    return option;
+}
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+/* What is split. Query i sees keys before i + reach, if there are so many. */
+typedef struct shape {
+    const fa_variant *variant;
+    int64_t heads, tiles;
+    int64_t rows_q, n_k, reach, most_keys; /* of a query tile, counted from its first key */
+    int queries, keys;                     /* of a tile */
+} shape;
+
+static int64_t clamp(int64_t x, int64_t least, int64_t most)
+{
+    return x < least ? least : x > most ? most : x;
+}
+
+/* Larger than all positions, and small enough that sums do not overflow. */
+static const int64_t unbounded = INT64_C(1) << 40;
+
+static shape find_shape(const fa_problem *p, const fa_variant *v)
+{
+    shape s = {.variant = v,
+               .heads = count_heads(p),
+               .rows_q = p->rows_q,
+               .n_k = p->n_k,
+               .reach = unbounded,
+               .most_keys = p->n_k,
+               .queries = FA_SM90_QUERIES(v->consumers),
+               .keys = v->keys};
+    const int64_t diagonal =
+        clamp(p->diagonal_given ? p->diagonal : p->n_k - p->rows_q, -unbounded, unbounded);
+    int64_t right = p->causal ? 0 : unbounded;
+    if (p->window_right >= 0 && p->window_right < right) right = p->window_right;
+    s.tiles = fa_cuda_count_tiles(p->rows_q, s.queries);
+    if (right < unbounded) s.reach = diagonal + right + 1;
+    if (right < unbounded && p->window_left >= 0 && p->window_left < p->n_k) {
+        const int64_t span = p->window_left + right + s.queries + FA_SM90_KEY_ALIGNMENT;
+        if (span < s.most_keys) s.most_keys = span;
+    }
+    return s;
+}
+
+/* The most key tiles that a query tile can see: it may be fewer with a window, but not more. */
+static int64_t count_key_tiles(const shape *s, int64_t tile)
+{
+    const int64_t end = (tile + 1) * s->queries, last = (end < s->rows_q ? end : s->rows_q) - 1;
+    const int64_t keys = clamp(last + s->reach, 0, s->most_keys);
+    return keys < 1 ? 1 : fa_cuda_count_tiles(keys, s->keys);
+}
+
+/* The first query tile that sees keys from this one on, or the number of query tiles. */
+static int64_t first_tile_beyond(const shape *s, int64_t key)
+{
+    const int64_t row = key - s->reach + 1; /* the first such query */
+    if (key >= s->n_k || row >= s->rows_q) return s->tiles;
+    return row <= 0 ? 0 : row / s->queries;
+}
+
+static int64_t count_parts(const shape *s, int64_t part_tiles)
+{
+    return fa_cuda_count_tiles(count_key_tiles(s, s->tiles - 1), part_tiles);
+}
+
+/* The number of tasks of all parts together. */
+static int64_t count_tasks(const shape *s, int64_t part_tiles)
+{
+    const int64_t parts = count_parts(s, part_tiles);
+    int64_t tiles = s->tiles;
+    for (int64_t part = 1; part < parts; part++)
+        tiles += s->tiles - first_tile_beyond(s, part * part_tiles * s->keys);
+    return tiles * s->heads;
+}
+
+static double count_bytes(const shape *s, int64_t tasks)
+{
+    return (double)tasks * s->queries *
+           (s->variant->value_dim * (double)sizeof(float) + ROW_SUM_BYTES);
+}
+
+static fa_sm90_split cut_keys(const shape *s, int64_t part_tiles)
+{
+    fa_sm90_split split = {.part_tiles = (int32_t)part_tiles,
+                           .parts = (int32_t)count_parts(s, part_tiles),
+                           .heads = (int32_t)s->heads,
+                           .tiles = (int32_t)s->tiles,
+                           .queries = s->queries,
+                           .value_dim = s->variant->value_dim};
+    for (int32_t part = 0; part < split.parts; part++) {
+        const int64_t first = part == 0 ? 0 : first_tile_beyond(s, part * part_tiles * s->keys);
+        split.first_tile[part] = (int32_t)first;
+        split.first_task[part + 1] =
+            split.first_task[part] + (int32_t)((s->tiles - first) * s->heads);
+    }
+    return split;
+}
+
+/* ---- The model of the time ------------------------------------------------------------------- */
+
+/* Of a key tile. */
+static double tile_seconds(const fa_variant *v)
+{
+    const double rate = v->head_dim <= NARROW ? products_rate_narrow : products_rate;
+    const double products =
+        2.0 * FA_SM90_QUERIES(v->consumers) * v->keys * (v->head_dim + v->value_dim);
+    return products / (rate / device_multiprocessors);
+}
+
+/* The key tiles of the longest of the tasks [from, to). */
+static int64_t longest_task(const shape *s, const fa_sm90_split *split, int64_t from, int64_t to)
+{
+    int64_t longest = 1;
+    for (int32_t part = 0; part < split->parts; part++) {
+        const int64_t first = split->first_task[part];
+        if (first >= to || split->first_task[part + 1] <= from) continue;
+        const int64_t tile = s->tiles - 1 - (from > first ? from - first : 0) / s->heads;
+        const int64_t tiles = clamp(count_key_tiles(s, tile) - (int64_t)part * split->part_tiles, 1,
+                                    split->part_tiles);
+        if (tiles > longest) longest = tiles;
+    }
+    return longest;
+}
+
+static double split_seconds(const shape *s, const fa_sm90_split *split, int64_t blocks)
+{
+    const int64_t tasks = split->first_task[split->parts];
+    double seconds = merge_seconds + 2 * count_bytes(s, tasks) / memory_rate;
+    for (int64_t from = 0; from < tasks; from += blocks) {
+        const int64_t to = from + blocks < tasks ? from + blocks : tasks;
+        seconds +=
+            (double)longest_task(s, split, from, to) * tile_seconds(s->variant) + task_seconds;
+    }
+    return seconds;
+}
+
+/* The key tiles of all heads' query tiles, if these are sorted, the longest first: number n. */
+static int64_t sorted_key_tiles(const shape *s, int64_t n)
+{
+    return n < s->tiles * s->heads ? count_key_tiles(s, s->tiles - 1 - n / s->heads) : 0;
+}
+
+/* For a block of forward_sm90 whose tasks alternate (balance.cuh). */
+static double alternating_seconds(const shape *s, int64_t block, int64_t blocks)
+{
+    double seconds = 0;
+    for (int64_t i = 0; i * blocks < s->tiles * s->heads; i++) {
+        const int64_t n = i * blocks + (i % 2 == 0 ? block : blocks - 1 - block),
+                      tiles = sorted_key_tiles(s, n);
+        if (tiles) seconds += (double)tiles * tile_seconds(s->variant) + task_seconds;
+    }
+    return seconds;
+}
+
+/* For forward_sm90, by the order of its tasks. */
+static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const fa_variant *v = &fa_variants[l->variant];
+    const shape s = find_shape(p, v);
+    const int64_t blocks = l->grid, longest = count_key_tiles(&s, s.tiles - 1),
+                  shortest = count_key_tiles(&s, 0);
+    const double both =
+        (double)(longest + shortest) * tile_seconds(v) + 2 * task_seconds; /* of a causal pair */
+    fa_sm90_params order;
+    fa_cuda_set_sm90_order(p, l, &order);
+    if (order.task_kind == FA_SM90_WORK_TILES)
+        return (double)fa_cuda_count_tiles(l->tasks, blocks) *
+               ((double)longest * tile_seconds(v) + task_seconds);
+    if (order.balanced_heads == s.heads)
+        return fmax(alternating_seconds(&s, 0, blocks),
+                    alternating_seconds(&s, blocks - 1, blocks));
+    if (order.balanced_heads > 0) return (double)l->tasks / (double)blocks * both / 2;
+    return (double)fa_cuda_count_tiles(order.tasks, blocks) * both;
+}
+
+/* The length of parts that takes the least time, in key tiles; 0: keys cannot be split. */
+static int64_t find_part_tiles(const shape *s, const fa_cuda_device *device, double *seconds)
+{
+    const int64_t tiles = count_key_tiles(s, s->tiles - 1), step = 1 + tiles / MOST_TRIED;
+    int64_t best = 0;
+    *seconds = INFINITY;
+    for (int64_t n = fa_cuda_count_tiles(tiles, FA_SM90_PARTS); n < tiles; n += step) {
+        if (count_bytes(s, count_tasks(s, n)) > MOST_WORKSPACE) continue;
+        const fa_sm90_split split = cut_keys(s, n);
+        const double now = split_seconds(s, &split, device->multiprocessors);
+        if (now < *seconds) *seconds = now, best = n;
+    }
+    return best;
+}
+
+/* ---- The launches ---------------------------------------------------------------------------- */
+
+fa_sm90_split fa_cuda_split_of(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    fa_sm90_split split = l->sm90.split;
+    const int64_t rows = (int64_t)split.first_task[split.parts] * split.queries;
+    split.out = (float *)(void *)((char *)p->workspace + l->workspace_offset);
+    split.sums = (fa_sm90_row_sum *)(void *)(split.out + rows * split.value_dim);
+    return split;
+}
+
+bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
+                               fa_cuda_encoder *encode, fa_sm90_params *params,
+                               fa_cuda_fault *fault)
+{
+    if (!fa_cuda_sm90_params(p, l, encode, params, fault)) return false;
+    params->split = fa_cuda_split_of(p, l);
+    params->task_kind = FA_SM90_WORK_TILES;
+    params->tasks = params->split.first_task[params->split.parts];
+    params->balanced_heads = 0;
+    return true;
+}
+
+static bool queue_split(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                        const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_attention_params attention;
+    fa_sm90_params params;
+    fa_cuda_set_params(call->problem, l, &attention);
+    return fa_cuda_split_sm90_params(call->problem, l, fa_cuda_encode_map, &params, fault) &&
+           fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&attention, &params}, fault);
+}
+
+static bool queue_merge(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                        const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_attention_params attention;
+    fa_sm90_params params; /* the kernel reads nothing but the parts */
+    params.split = fa_cuda_split_of(call->problem, l);
+    fa_cuda_set_params(call->problem, l, &attention);
+    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&attention, &params}, fault);
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t part_tiles,
+                            fa_cuda_plan *plan)
+{
+    fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
+    const shape s = find_shape(p, &fa_variants[l->variant]);
+    l->sm90.split = merge->sm90.split = cut_keys(&s, part_tiles);
+    const int32_t tasks = l->sm90.split.first_task[l->sm90.split.parts];
+    l->grid = (uint32_t)(tasks < device->multiprocessors ? tasks : device->multiprocessors);
+    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes =
+        (size_t)count_bytes(&s, tasks);
+}
+
+static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    enum { COLUMNS = 8 }; /* of a thread */
+    const int variant = p->q.dtype == FA_FLOAT16 ? FA_VARIANT_forward_sm90_merge_f16
+                                                 : FA_VARIANT_forward_sm90_merge_bf16;
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(&fa_variants[variant], FA_SM90_MERGE_THREADS, 0,
+                                              queue_merge, device, plan, why, size);
+    if (!l) return false;
+    const int64_t threads = count_heads(p) * p->rows_q * fa_cuda_count_tiles(p->d_v, COLUMNS);
+    l->grid = fa_cuda_grid(fa_cuda_count_tiles(threads, FA_SM90_MERGE_THREADS));
+    l->overlaps = true;
+    l->idle = false;
+    return true;
+}
+
+static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    double seconds;
+    if (refuse_split(p, why, size) ||
+        !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan,
+                          why, size))
+        return false;
+    fa_cuda_plan_launch *l = &plan->launches[0];
+    const shape s = find_shape(p, &fa_variants[l->variant]);
+    const int64_t part_tiles = find_part_tiles(&s, device, &seconds);
+    if (part_tiles == 0) {
+        fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
+                    (int)(MOST_WORKSPACE >> 20));
+        return false;
+    }
+    l->queue = queue_split;
+    l->overlaps = true;
+    if (!add_merge(p, device, plan, why, size)) return false;
+    fa_cuda_cut_split_sm90(p, device, part_tiles, plan);
+    return true;
+}
+
+static const fa_variant *find_variant(const fa_problem *p)
+{
+    for (int i = FA_FIRST_forward_sm90_split; i < FA_END_forward_sm90_split; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v->element == (fa_element)p->q.dtype && p->d <= v->head_dim && p->d_v <= v->value_dim)
+            return v;
+    }
+    return NULL;
+}
+
+/* Whether forward_sm90 is faster. Most problems have so many work tiles that the model is not needed. */
+static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
+                            size_t size)
+{
+    fa_cuda_plan plain;
+    double seconds;
+    (void)why, (void)size;
+    if (p->n_k < LEAST_KEYS || refuse_split(p, NULL, 0)) return true;
+    const int64_t rounds = MOST_ROUNDS * (int64_t)device->multiprocessors;
+    if (count_heads(p) >= rounds ||
+        count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) >= rounds)
+        return true;
+    const fa_variant *v = find_variant(p);
+    if (!v) return true;
+    fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
+    if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
+    const shape s = find_shape(p, v);
+    if (!find_part_tiles(&s, device, &seconds)) return true;
+    return plain_seconds(p, &plain.launches[0]) <= least_gain * seconds;
+}
+
+const fa_cuda_family fa_cuda_forward_split_sm90 = {
+    .name = "sm90_split",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = is_split_slower,
+    .plan = plan_split,
+};
