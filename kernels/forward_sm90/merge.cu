@@ -23,28 +23,35 @@ enum {
 
 /* Where a thread's columns of a row are. */
 typedef struct row_columns {
-    int head, row, column; /* of all batch items; of the sequence */
-    int tile, parts;       /* the row's query tile, and its parts */
+    int batch, head, row, column;
+    int parts;     /* of the row's query tile */
+    int first_row; /* the row's number among the rows of the slots */
+    int64_t lse;   /* among the rows of all heads */
 } row_columns;
 
+/* Divisions are opaque, so that they come before the wait for the first launch, not where their results are used. */
 FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split)
 {
     const uint32_t n = blockIdx.x * THREADS + threadIdx.x, rows = (uint32_t)p->rows_q;
     const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS, row = n / groups;
+    const uint32_t heads = (uint32_t)p->heads_q, outer = row / rows;
     row_columns at;
     at.column = (int)(n - row * groups) * COLUMNS;
-    at.head = (int)(row / rows);
-    at.row = (int)(row % rows);
-    at.tile = at.row / split->queries;
-    at.parts = fa_sm90_count_parts(split, at.tile);
+    at.lse = row;
+    at.row = (int)(row - outer * rows);
+    at.batch = (int)fa_opaque(outer / heads);
+    at.head = (int)(outer - (uint32_t)at.batch * heads);
+    const int tile = at.row / split->queries;
+    at.parts = fa_sm90_count_parts(split, tile);
+    const int32_t task = fa_sm90_task_of(split, 0, tile, (int32_t)outer);
+    at.first_row = (int)fa_opaque((uint32_t)((task - tile) * split->queries + at.row));
     return at;
 }
 
 /* The row's number among the rows of all slots. */
-FA_DEVICE int64_t find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
+FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
 {
-    const int32_t task = fa_sm90_task_of(split, part, at->tile, at->head);
-    return (int64_t)task * split->queries + at->row % split->queries;
+    return split->first_task[part] * split->queries + at->first_row;
 }
 
 /* The columns of AHEAD parts from this one on. */
@@ -54,7 +61,7 @@ FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int
     for (int i = 0; i < AHEAD; i++) {
         if (first + i >= at->parts) continue;
         const int64_t row = find_slot_row(split, at, first + i);
-        const float4 *from = (const float4 *)(split->out + row * split->value_dim + at->column);
+        const float4 *from = (const float4 *)(split->out + (row * split->value_dim + at->column));
         x[2 * i] = from[0];
         x[2 * i + 1] = from[1];
     }
@@ -96,8 +103,7 @@ FA_DEVICE fa_sm90_row_sum merge_sums(fa_sm90_row_sum *parts, bool *skipped)
 FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at, const float *out,
                              float factor)
 {
-    const int batch = at->head / (int)p->heads_q, head = at->head % (int)p->heads_q;
-    char *row = fa_view_row(&p->out, batch, at->row, head);
+    char *row = fa_view_row(&p->out, at->batch, at->row, at->head);
     uint32_t words[COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++) /* a factor of 0 gives 0, even for NaN */
@@ -125,6 +131,7 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
         sums[i].base = NO_KEY_SEEN, sums[i].sum = 0.0f;
         if (i < at->parts) sums[i] = split->sums[find_slot_row(split, at, i)];
     }
+    const float sink = p->sinks ? p->sinks[at->head] : -INFINITY;
     load_parts(split, at, 0, x);
     const fa_sm90_row_sum all = merge_sums(sums, skipped);
 #pragma unroll
@@ -135,10 +142,9 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
         for (int i = 0; i < AHEAD; i++)
             if (!skipped[first + i]) add_part(out, sums[first + i].base, x + 2 * i);
     }
-    const float sink = p->sinks ? p->sinks[at->head % (int)p->heads_q] : -INFINITY;
     const float factor = finish_sum(all.base, all.sum, sink, false, &lse);
     store_columns(p, at, out, factor);
-    if (p->lse && at->column == 0) p->lse[at->head * p->rows_q + at->row] = lse;
+    if (p->lse && at->column == 0) p->lse[at->lse] = lse;
 }
 
 /* The parameters are those of the first launch; of the second one, only `split` is read. */
@@ -149,5 +155,5 @@ FA_KERNEL __launch_bounds__(THREADS)
     const row_columns at = find_columns(&p, &s.split);
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
-    if (at.head < s.split.heads) merge_columns(&p, &s.split, &at);
+    if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
 }

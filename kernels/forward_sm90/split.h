@@ -28,7 +28,13 @@ enum {
 
 /* A row's base, an exponent of 2, and the sum of its weights 2^(x - base). */
 typedef struct fa_sm90_row_sum {
-    float base, sum;
+#ifdef __cplusplus
+    alignas(8)
+#else
+    _Alignas(8)
+#endif
+        float base;
+    float sum;
 } fa_sm90_row_sum;
 
 typedef struct fa_sm90_split {

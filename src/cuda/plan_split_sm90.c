@@ -30,7 +30,7 @@ enum {
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
-    MOST_TRIED = 64,            /* lengths of a part that are tried */
+    NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
     ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
 };
@@ -103,7 +103,7 @@ static int64_t count_key_tiles(const shape *s, int64_t tile)
 {
     const int64_t end = (tile + 1) * s->queries, last = (end < s->rows_q ? end : s->rows_q) - 1;
     const int64_t keys = clamp(last + s->reach, 0, s->most_keys);
-    return keys < 1 ? 1 : fa_cuda_count_tiles(keys, s->keys);
+    return keys < 1 ? 1 : fa_divide(keys + s->keys - 1, s->keys);
 }
 
 /* The first query tile that sees keys from this one on, or the number of query tiles. */
@@ -111,12 +111,12 @@ static int64_t first_tile_beyond(const shape *s, int64_t key)
 {
     const int64_t row = key - s->reach + 1; /* the first such query */
     if (key >= s->n_k || row >= s->rows_q) return s->tiles;
-    return row <= 0 ? 0 : row / s->queries;
+    return row <= 0 ? 0 : fa_divide(row, s->queries);
 }
 
 static int64_t count_parts(const shape *s, int64_t part_tiles)
 {
-    return fa_cuda_count_tiles(count_key_tiles(s, s->tiles - 1), part_tiles);
+    return fa_divide(count_key_tiles(s, s->tiles - 1) + part_tiles - 1, part_tiles);
 }
 
 /* The number of tasks of all parts together. */
@@ -163,47 +163,90 @@ static double tile_seconds(const fa_variant *v)
     return products / (rate / device_multiprocessors);
 }
 
-/* The key tiles of the longest of the tasks [from, to). */
-static int64_t longest_task(const shape *s, const fa_sm90_split *split, int64_t from, int64_t to)
+/* Of a round, in which the longest task has so many key tiles. */
+static double round_seconds(const shape *s, int64_t tiles)
 {
-    int64_t longest = 1;
-    for (int32_t part = 0; part < split->parts; part++) {
-        const int64_t first = split->first_task[part];
-        if (first >= to || split->first_task[part + 1] <= from) continue;
-        const int64_t tile = s->tiles - 1 - (from > first ? from - first : 0) / s->heads;
-        const int64_t tiles = clamp(count_key_tiles(s, tile) - (int64_t)part * split->part_tiles, 1,
-                                    split->part_tiles);
-        if (tiles > longest) longest = tiles;
-    }
-    return longest;
+    return (double)tiles * tile_seconds(s->variant) + task_seconds;
 }
 
-static double split_seconds(const shape *s, const fa_sm90_split *split, int64_t blocks)
+/* Of the second launch, and of the sums that it loads. */
+static double merging_seconds(const shape *s, int64_t tasks)
+{
+    return merge_seconds + 2 * count_bytes(s, tasks) / memory_rate;
+}
+
+/* The key tiles of a task of this part. */
+static int64_t task_tiles(const shape *s, const fa_sm90_split *split, int32_t part, int64_t task)
+{
+    const int64_t tile = s->tiles - 1 - fa_divide(task - split->first_task[part], s->heads);
+    return clamp(count_key_tiles(s, tile) - (int64_t)part * split->part_tiles, 1,
+                 split->part_tiles);
+}
+
+/* Rounds are as long as the longest of their tasks, which is the first one, or the first one of a part. */
+static double seconds_of_rounds(const shape *s, const fa_sm90_split *split, int64_t blocks)
 {
     const int64_t tasks = split->first_task[split->parts];
-    double seconds = merge_seconds + 2 * count_bytes(s, tasks) / memory_rate;
+    int32_t part = 0;
+    double seconds = 0;
     for (int64_t from = 0; from < tasks; from += blocks) {
-        const int64_t to = from + blocks < tasks ? from + blocks : tasks;
-        seconds +=
-            (double)longest_task(s, split, from, to) * tile_seconds(s->variant) + task_seconds;
+        int64_t longest = 1;
+        while (split->first_task[part + 1] <= from) part++;
+        for (int32_t n = part; n < split->parts && split->first_task[n] < from + blocks; n++) {
+            const int64_t first = split->first_task[n],
+                          tiles = task_tiles(s, split, n, from > first ? from : first);
+            if (tiles > longest) longest = tiles;
+            if (longest == split->part_tiles) break;
+        }
+        seconds += round_seconds(s, longest);
     }
     return seconds;
 }
 
-/* The key tiles of all heads' query tiles, if these are sorted, the longest first: number n. */
-static int64_t sorted_key_tiles(const shape *s, int64_t n)
+/* The same if all query tiles see so many key tiles: whole parts come first, then shorter ones. */
+static double seconds_of_equal_rounds(const shape *s, int64_t key_tiles, int64_t part_tiles,
+                                      int64_t blocks)
 {
-    return n < s->tiles * s->heads ? count_key_tiles(s, s->tiles - 1 - n / s->heads) : 0;
+    const int64_t parts = fa_divide(key_tiles + part_tiles - 1, part_tiles),
+                  work_tiles = s->tiles * s->heads;
+    const int64_t rounds = fa_divide(work_tiles * parts + blocks - 1, blocks);
+    const int64_t whole =
+        fa_divide(work_tiles * fa_divide(key_tiles, part_tiles) + blocks - 1, blocks);
+    const int64_t rest = key_tiles - (parts - 1) * part_tiles;
+    return (double)whole * round_seconds(s, part_tiles) +
+           (double)(rounds - whole) * round_seconds(s, rest);
+}
+
+static double split_seconds(const shape *s, int64_t part_tiles, int64_t tasks, int64_t blocks)
+{
+    const int64_t most = count_key_tiles(s, s->tiles - 1), least = count_key_tiles(s, 0);
+    const double merging = merging_seconds(s, tasks);
+    if (most == least) return merging + seconds_of_equal_rounds(s, most, part_tiles, blocks);
+    const fa_sm90_split split = cut_keys(s, part_tiles);
+    return merging + seconds_of_rounds(s, &split, blocks);
+}
+
+/* What splitting cannot beat: all multiprocessors are busy until the end, with one task each. */
+static double ideal_seconds(const shape *s, int64_t blocks)
+{
+    enum { SAMPLES = 16 }; /* query tiles, for the average number of key tiles */
+    const int64_t work_tiles = s->tiles * s->heads;
+    int64_t sum = 0;
+    for (int64_t i = 0; i < SAMPLES; i++)
+        sum += count_key_tiles(s, fa_divide((2 * i + 1) * s->tiles, 2 * SAMPLES));
+    const double each = (double)(sum * work_tiles) / (double)(SAMPLES * blocks);
+    return merging_seconds(s, work_tiles) + each * tile_seconds(s->variant) + task_seconds;
 }
 
 /* For a block of forward_sm90 whose tasks alternate (balance.cuh). */
 static double alternating_seconds(const shape *s, int64_t block, int64_t blocks)
 {
+    const int64_t work_tiles = s->tiles * s->heads;
     double seconds = 0;
-    for (int64_t i = 0; i * blocks < s->tiles * s->heads; i++) {
-        const int64_t n = i * blocks + (i % 2 == 0 ? block : blocks - 1 - block),
-                      tiles = sorted_key_tiles(s, n);
-        if (tiles) seconds += (double)tiles * tile_seconds(s->variant) + task_seconds;
+    for (int64_t i = 0; i * blocks < work_tiles; i++) {
+        const int64_t n = i * blocks + (i % 2 == 0 ? block : blocks - 1 - block);
+        if (n < work_tiles)
+            seconds += round_seconds(s, count_key_tiles(s, s->tiles - 1 - fa_divide(n, s->heads)));
     }
     return seconds;
 }
@@ -211,36 +254,50 @@ static double alternating_seconds(const shape *s, int64_t block, int64_t blocks)
 /* For forward_sm90, by the order of its tasks. */
 static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const fa_variant *v = &fa_variants[l->variant];
-    const shape s = find_shape(p, v);
-    const int64_t blocks = l->grid, longest = count_key_tiles(&s, s.tiles - 1),
-                  shortest = count_key_tiles(&s, 0);
-    const double both =
-        (double)(longest + shortest) * tile_seconds(v) + 2 * task_seconds; /* of a causal pair */
+    const shape s = find_shape(p, &fa_variants[l->variant]);
+    const int64_t blocks = l->grid;
+    const double longest = round_seconds(&s, count_key_tiles(&s, s.tiles - 1));
+    const double pair = longest + round_seconds(&s, count_key_tiles(&s, 0));
     fa_sm90_params order;
     fa_cuda_set_sm90_order(p, l, &order);
     if (order.task_kind == FA_SM90_WORK_TILES)
-        return (double)fa_cuda_count_tiles(l->tasks, blocks) *
-               ((double)longest * tile_seconds(v) + task_seconds);
+        return (double)fa_cuda_count_tiles(l->tasks, blocks) * longest;
     if (order.balanced_heads == s.heads)
         return fmax(alternating_seconds(&s, 0, blocks),
                     alternating_seconds(&s, blocks - 1, blocks));
-    if (order.balanced_heads > 0) return (double)l->tasks / (double)blocks * both / 2;
-    return (double)fa_cuda_count_tiles(order.tasks, blocks) * both;
+    if (order.balanced_heads > 0) return (double)l->tasks / (double)blocks * pair / 2;
+    return (double)fa_cuda_count_tiles(order.tasks, blocks) * pair;
 }
 
-/* The length of parts that takes the least time, in key tiles; 0: keys cannot be split. */
-static int64_t find_part_tiles(const shape *s, const fa_cuda_device *device, double *seconds)
+/* A length of parts in key tiles, and the time with it. tiles 0: none fits into the workspace. */
+typedef struct choice {
+    int64_t tiles;
+    double seconds;
+} choice;
+
+static void try_length(const shape *s, int64_t blocks, int64_t tiles, choice *best)
 {
-    const int64_t tiles = count_key_tiles(s, s->tiles - 1), step = 1 + tiles / MOST_TRIED;
-    int64_t best = 0;
-    *seconds = INFINITY;
-    for (int64_t n = fa_cuda_count_tiles(tiles, FA_SM90_PARTS); n < tiles; n += step) {
-        if (count_bytes(s, count_tasks(s, n)) > MOST_WORKSPACE) continue;
-        const fa_sm90_split split = cut_keys(s, n);
-        const double now = split_seconds(s, &split, device->multiprocessors);
-        if (now < *seconds) *seconds = now, best = n;
-    }
+    const int64_t tasks = count_tasks(s, tiles);
+    if (count_bytes(s, tasks) > MOST_WORKSPACE) return;
+    const double seconds = split_seconds(s, tiles, tasks, blocks);
+    if (seconds < best->seconds) *best = (choice){tiles, seconds};
+}
+
+/* Tries equal parts, and if query tiles see different numbers of keys, lengths near that of the best ones. */
+static choice choose_length(const shape *s, const fa_cuda_device *device)
+{
+    const int64_t blocks = device->multiprocessors, most = count_key_tiles(s, s->tiles - 1);
+    choice best = {0, INFINITY};
+    for (int64_t parts = 2; parts <= FA_SM90_PARTS && parts <= most; parts++)
+        try_length(s, blocks, fa_cuda_count_tiles(most, parts), &best);
+    if (best.tiles == 0 || most == count_key_tiles(s, 0)) return best;
+    const int64_t parts = count_parts(s, best.tiles),
+                  least = fa_cuda_count_tiles(most, FA_SM90_PARTS);
+    const int64_t shorter = fa_cuda_count_tiles(most, parts + 1),
+                  longer = fa_cuda_count_tiles(most, parts - 1);
+    const int64_t step = 1 + (longer - shorter) / NEIGHBOURS_TRIED;
+    for (int64_t n = shorter < least ? least : shorter; n < longer; n += step)
+        try_length(s, blocks, n, &best);
     return best;
 }
 
@@ -320,14 +377,13 @@ static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                        char *why, size_t size)
 {
-    double seconds;
     if (refuse_split(p, why, size) ||
         !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan,
                           why, size))
         return false;
     fa_cuda_plan_launch *l = &plan->launches[0];
     const shape s = find_shape(p, &fa_variants[l->variant]);
-    const int64_t part_tiles = find_part_tiles(&s, device, &seconds);
+    const int64_t part_tiles = choose_length(&s, device).tiles;
     if (part_tiles == 0) {
         fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
                     (int)(MOST_WORKSPACE >> 20));
@@ -355,7 +411,6 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
                             size_t size)
 {
     fa_cuda_plan plain;
-    double seconds;
     (void)why, (void)size;
     if (p->n_k < LEAST_KEYS || refuse_split(p, NULL, 0)) return true;
     const int64_t rounds = MOST_ROUNDS * (int64_t)device->multiprocessors;
@@ -367,8 +422,9 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
     if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
     const shape s = find_shape(p, v);
-    if (!find_part_tiles(&s, device, &seconds)) return true;
-    return plain_seconds(p, &plain.launches[0]) <= least_gain * seconds;
+    const double others = plain_seconds(p, &plain.launches[0]);
+    if (others <= least_gain * ideal_seconds(&s, device->multiprocessors)) return true;
+    return others <= least_gain * choose_length(&s, device).seconds;
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm90 = {
