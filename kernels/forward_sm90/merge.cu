@@ -12,6 +12,7 @@
 #include "common/x2.cuh"
 #include "forward_sm90/finish.cuh"
 #include "forward_sm90/forward_sm90.h"
+#include "ptx/convert.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/store.cuh"
 

@@ -11,10 +11,12 @@
  * variant are printed.
  */
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention.h"
 #include "caller_memory.h"
 #include "check.h"
 #include "cuda/family.h"
@@ -173,6 +175,59 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return (fa_status)RANDOM_WRONG;
 }
 
+/* Whether query i of a head has its results by the reference, or only NaN. */
+static void check_row(const attention *a, const ref_array *want, const ref_array *lse, int64_t h,
+                      int64_t i, bool is_nan)
+{
+    const float own = a->lse[h * a->s.n_q + i];
+    const double exact = lse->value[h * a->s.n_q + i];
+    CHECK(is_nan ? isnan(own) : fabs(own - exact) < 1e-3,
+          "head %lld, query %lld: lse %g, expected %g", (long long)h, (long long)i, own, exact);
+    for (int64_t c = 0; c < a->s.d_v; c++) {
+        const double x = ref_load(&a->out, 0, i, h, c),
+                     y = want->value[ref_array_index(want, 0, i, h, c)];
+        CHECK(is_nan ? isnan(x) : fabs(x - y) < 0.02,
+              "head %lld, query %lld, column %lld: %g, expected %g", (long long)h, (long long)i,
+              (long long)c, x, y);
+    }
+}
+
+/* A NaN in the queries of the first head or in one of its keys: the rows that see it are NaN, in whatever part they see
+ * it, and no others. With one block, the sums of the second head follow those in the registers, also in parts of which a
+ * consumer sees nothing. */
+static void test_nan(int64_t seen_from)
+{
+    attention a;
+    ref_array want, lse;
+    char message[320] = "";
+    int64_t number = 3; /* one multiprocessor, parts of one key tile */
+    const shape s = {1, 2, 2, 300, 700, 64, 64};
+    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
+    aligned.aligned_data = true;
+    attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+    a.in.options.flags = FA_CAUSAL;
+    const int64_t key = seen_from + s.n_k - s.n_q;
+    ref_forward(&a.in, &want, &lse);
+    ref_store(&a.in.k, 0, key, 0, 7, NAN);
+    random_call call = {.pass = RANDOM_FORWARD,
+                        .buffers = &a.buffers,
+                        .q = a.in.q,
+                        .k = a.in.k,
+                        .v = a.in.v,
+                        .out = a.out,
+                        .lse = a.lse,
+                        .options = a.in.options};
+    call.options.device = FA_DEVICE_CUDA;
+    const fa_status status = attend(&number, &call, message, sizeof message);
+    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+    for (int64_t h = 0; h < 2; h++)
+        for (int64_t i = 0; i < s.n_q; i++)
+            check_row(&a, &want, &lse, h, i, h == 0 && i >= seen_from);
+    ref_array_free(&want);
+    ref_array_free(&lse);
+    attention_free(&a);
+}
+
 static int run_problems(random_settings settings, int64_t *number, int64_t begin, int64_t wanted)
 {
     const bool listed = wanted == 0;
@@ -200,6 +255,8 @@ int main(int argc, char **argv)
     if (sample_begin(argc > 1)) run_problems(settings, &number, begin, wanted);
     sample_found();
     const int done = run_problems(settings, &number, begin, wanted);
+    static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
+    for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
     if (argc == 1) sample_end(kernels, runs);
     CHECK(argc > 1 || (causal && windows && sinks && lse),
           "%d causal, %d windows, %d sinks, %d lse", causal, windows, sinks, lse);
