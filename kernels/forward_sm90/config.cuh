@@ -60,9 +60,6 @@
 #include "forward_sm90/forward_sm90.h"
 
 static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
-#if SPLIT
-static_assert(OPTIONS == 0, "merge.cu knows no options");
-#endif
 
 #define FIRST_COLUMN 0     /* of the outputs that a block computes */
 #define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
@@ -74,6 +71,9 @@ static_assert(OPTIONS == 0, "merge.cu knows no options");
 
 #ifndef SPLIT
 #define SPLIT 0
+#endif
+#if SPLIT
+static_assert(OPTIONS == 0, "merge.cu knows no options");
 #endif
 
 /* Whether an option may hide values that products nevertheless read. */
