@@ -13,9 +13,8 @@
 #include "cuda/plan_sm90.h"
 
 /* The model, for an H200. Rates are those of long rows. */
-static const double products_rate = 650e12; /* of the device, floating-point operations a second */
-static const double products_rate_narrow =
-    550e12; /* for head dims to 64, where the softmax takes longer */
+static const double products_rate = 650e12; /* of the device, floating-point operations a second; */
+static const double narrow_rate = 550e12; /* for head dims to 64, where the softmax takes longer */
 static const double device_multiprocessors = 132; /* with which the device reaches these rates */
 static const double task_seconds = 1.5e-6;        /* of a task besides its key tiles */
 static const double merge_seconds = 2.5e-6;       /* of the second launch besides its loads */
@@ -65,6 +64,7 @@ typedef struct shape {
     int64_t heads, tiles;
     int64_t rows_q, n_k, reach, most_keys; /* of a query tile, counted from its first key */
     int queries, keys;                     /* of a tile */
+    double tile_seconds;
 } shape;
 
 static int64_t clamp(int64_t x, int64_t least, int64_t most)
@@ -75,6 +75,15 @@ static int64_t clamp(int64_t x, int64_t least, int64_t most)
 /* Larger than all positions, and small enough that sums do not overflow. */
 static const int64_t unbounded = INT64_C(1) << 40;
 
+/* The time of a key tile. */
+static double find_tile_seconds(const fa_variant *v)
+{
+    const double rate = v->head_dim <= NARROW ? narrow_rate : products_rate;
+    const double products =
+        2.0 * FA_SM90_QUERIES(v->consumers) * v->keys * (v->head_dim + v->value_dim);
+    return products / (rate / device_multiprocessors);
+}
+
 static shape find_shape(const fa_problem *p, const fa_variant *v)
 {
     shape s = {.variant = v,
@@ -84,7 +93,8 @@ static shape find_shape(const fa_problem *p, const fa_variant *v)
                .reach = unbounded,
                .most_keys = p->n_k,
                .queries = FA_SM90_QUERIES(v->consumers),
-               .keys = v->keys};
+               .keys = v->keys,
+               .tile_seconds = find_tile_seconds(v)};
     const int64_t diagonal =
         clamp(p->diagonal_given ? p->diagonal : p->n_k - p->rows_q, -unbounded, unbounded);
     int64_t right = p->causal ? 0 : unbounded;
@@ -154,19 +164,10 @@ static fa_sm90_split cut_keys(const shape *s, int64_t part_tiles)
 
 /* ---- The model of the time ------------------------------------------------------------------- */
 
-/* Of a key tile. */
-static double tile_seconds(const fa_variant *v)
-{
-    const double rate = v->head_dim <= NARROW ? products_rate_narrow : products_rate;
-    const double products =
-        2.0 * FA_SM90_QUERIES(v->consumers) * v->keys * (v->head_dim + v->value_dim);
-    return products / (rate / device_multiprocessors);
-}
-
 /* Of a round, in which the longest task has so many key tiles. */
 static double round_seconds(const shape *s, int64_t tiles)
 {
-    return (double)tiles * tile_seconds(s->variant) + task_seconds;
+    return (double)tiles * s->tile_seconds + task_seconds;
 }
 
 /* Of the second launch, and of the sums that it loads. */
@@ -235,7 +236,7 @@ static double ideal_seconds(const shape *s, int64_t blocks)
     for (int64_t i = 0; i < SAMPLES; i++)
         sum += count_key_tiles(s, fa_divide((2 * i + 1) * s->tiles, 2 * SAMPLES));
     const double each = (double)(sum * work_tiles) / (double)(SAMPLES * blocks);
-    return merging_seconds(s, work_tiles) + each * tile_seconds(s->variant) + task_seconds;
+    return merging_seconds(s, work_tiles) + each * s->tile_seconds + task_seconds;
 }
 
 /* For a block of forward_sm90 whose tasks alternate (balance.cuh). */
