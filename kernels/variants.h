@@ -115,6 +115,30 @@ VARIANT_16BIT(forward_sm90_d128_beside, .file = "forward_sm90/forward_sm90", .ke
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .beside = 1)
 END(forward, sm90_beside)
 
+/* Whose work tiles have a part of the keys each. */
+FAMILY(forward, sm90_split)
+VARIANT_16BIT(forward_sm90_split_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 3,
+              .keys = 80, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d192, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 96, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1)
+END(forward, sm90_split)
+
+/* Merges the parts. */
+FAMILY(forward_merge, sm90)
+VARIANT_16BIT(forward_sm90_merge, .file = "forward_sm90/merge", .kernel = "forward_sm90_merge", .architecture = 90)
+END(forward_merge, sm90)
+
 FAMILY(forward, sm80)
 VARIANT_16BIT(forward_sm80_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 64, .options = 0, .warps = 4, .split = 1, .group_rows = 32,

@@ -14,6 +14,8 @@
  *     Q_STAGES      of queries
  *     SINGLE_TILES  1: only for rows whose keys are one tile
  *     BESIDE        1: the launch runs at the same time as the previous one; may be left out
+ *     SPLIT         1: a work tile has a part of the keys that its queries see, and leaves sums in the workspace, which
+ *                   merge.cu merges; may be left out
  */
 #ifndef FA_KERNELS_FORWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_FORWARD_SM90_CONFIG_CUH
@@ -67,6 +69,13 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 #define BESIDE 0
 #endif
 
+#ifndef SPLIT
+#define SPLIT 0
+#endif
+#if SPLIT
+static_assert(OPTIONS == 0, "merge.cu knows no options");
+#endif
+
 /* Whether an option may hide values that products nevertheless read. */
 #define HIDES_VALUES (OPTIONS & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
 
@@ -106,10 +115,10 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 
 /* Whether the kernel has the dynamic schedule. Recomputing rows needs to know the block's tasks, so such kernels do not
  * have it. Head dim 64 with three consumers, which is for long rows, has no register to spare. */
-#define DYNAMIC (!HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
+#define DYNAMIC (!SPLIT && !HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
 
 /* Whether the last heads may have a balanced schedule. */
-#define BALANCED 1
+#define BALANCED (!SPLIT)
 
 /* Accumulators of the outputs in a thread. */
 #define OUTPUTS (VALUE_DIM / 2)

@@ -6,7 +6,7 @@
 #define FA_KERNELS_FORWARD_SM90_FACTORS_CUH
 
 #include "forward_sm90/config.cuh"
-#include "common/softmax.cuh"
+#include "forward_sm90/finish.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/convert.cuh"
@@ -22,32 +22,15 @@ FA_DEVICE void find_sums(const row_state *rows, float *sum)
         for (int r = 0; r < 2; r++) sum[r] += __shfl_xor_sync(0xffffffff, sum[r], apart);
 }
 
-/* The exponent of x as a power of two, 0 if it has none; and 2^-e. */
-FA_DEVICE int exponent_of(float x)
-{
-    const int e = (__float_as_int(x) >> 23) - 127;
-    return e > -127 && e < 127 ? e : 0;
-}
-
-FA_DEVICE float inverse_power(int e) { return __int_as_float((127 - e) << 23); }
-
 /* A row's factor if there is a sink or the log-sum-exp is wanted; stores the log-sum-exp. i: the row's
- * number in the work tile. The sum's power of two is moved to the base. Otherwise the base and the log
- * of the sum could both be much larger than their sum, and lse would lose digits by cancellation. */
+ * number in the work tile. */
 FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, float base, float sum,
                            int i)
 {
     const fa_tile *t = &w->query_tile;
-    const float ln2 = 0.69314718055994530942f, sink = p->sinks ? p->sinks[t->head] : -INFINITY;
-    const int e = exponent_of(sum);
-    const float down = inverse_power(e);
-#if NATURAL_BASES
-    const float top = base == NO_KEY_SEEN ? -INFINITY : fmaf((float)e, ln2, base);
-#else
-    const float top = base == NO_KEY_SEEN ? -INFINITY : (base + (float)e) * ln2;
-#endif
     float lse;
-    const float factor = fa_softmax_finish(top, sum * down, sink, &lse) * down;
+    const float sink = p->sinks ? p->sinks[t->head] : -INFINITY;
+    const float factor = finish_sum(base, sum, sink, NATURAL_BASES, &lse);
     if (i >= w->queries) lse = -INFINITY;
     if (i < w->rows && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 4 == 0)
         p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + t->first + i] = lse;

@@ -19,7 +19,6 @@
  * config.cuh lists the macros with which this file is compiled.
  */
 #include "forward_sm90/config.cuh"
-#include "forward_sm90/balance.cuh"
 #include "forward_sm90/consumer.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/producer.cuh"
@@ -28,6 +27,9 @@
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
+#if BALANCED
+#include "forward_sm90/balance.cuh"
+#endif
 #if HIDES_VALUES
 #include "forward_sm90/recompute.cuh"
 #endif
@@ -68,8 +70,14 @@ FA_DEVICE bool waits_first(void)
            (warp != WARP_BALANCE_OR_BIAS || (OPTIONS & FA_SM90_BIAS) != 0);
 }
 
-FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
-                                                     const __grid_constant__ fa_sm90_params s)
+#if SPLIT
+#define ENTRY forward_sm90_split
+#else
+#define ENTRY forward_sm90
+#endif
+
+FA_KERNEL __launch_bounds__(THREADS, 1)
+    ENTRY(const __grid_constant__ fa_attention_params p, const __grid_constant__ fa_sm90_params s)
 {
     FA_DYNAMIC_SHARED(raw);
     __shared__ shared_state shared;
@@ -105,7 +113,9 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         if (threadIdx.x < 32 * (WARP_QUERIES_AND_KEYS + 1)) produce_queries_and_keys(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_VALUES + 1)) produce_values(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_SCHEDULER + 1)) schedule(&pipe, &p, &s);
+#if BALANCED
         else if (s.balanced_heads && s.tasks) balance_last_heads(&pipe, &p, &s);
+#endif
 #if OPTIONS & FA_SM90_BIAS
         else if (s.bias_mapped) produce_bias(&pipe, &s);
 #endif

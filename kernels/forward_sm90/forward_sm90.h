@@ -16,6 +16,7 @@
  *   few_queries          1: only for few queries, or if a larger last tile would be mostly empty
  *                        (src/cuda/plan_sm90.c)
  *   beside               1: the launch runs at the same time as the previous one (src/cuda/plan_mixed.c)
+ *   split                1: a work tile has a part of the keys (split.h)
  *   tracked              1: plain tiles always track the max (softmax.cuh), which costs 0 to 2% at
  *                        head dims above 128
  */
@@ -25,6 +26,7 @@
 #include <stdint.h>
 
 #include "../common/element.h"
+#include "split.h"
 
 #define FA_SM90_QUERIES(consumers) (64 * (consumers)) /* of a work tile */
 #define FA_SM90_THREADS(consumers) (128 * (1 + (consumers)))
@@ -108,6 +110,7 @@ typedef struct fa_sm90_params {
     int32_t balanced_heads;
     /* With single work tiles: the counter of the dynamic schedule; below 0: the schedule is static. */
     int32_t counter;
+    fa_sm90_split split; /* of forward_sm90_split; other kernels do not read it */
 } fa_sm90_params;
 
 #endif

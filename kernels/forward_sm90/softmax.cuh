@@ -19,6 +19,7 @@
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 #include "common/x2.cuh"
+#include "forward_sm90/finish.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/convert.cuh"
@@ -47,9 +48,6 @@
 
 /* A warpgroup stops tracking the max after this many tiles without a new max. */
 enum { TRACKED_TILES = 4 };
-
-/* The base of a row that has seen no key: no score is below it, and the weight of -infinity is still 0. */
-#define NO_KEY_SEEN (-3.402823466e38f)
 
 /* The state of a thread's two rows between tiles. */
 typedef struct row_state {

@@ -165,6 +165,32 @@ FA_DEVICE bool is_finite_for_warp(const float *out, const float *factor)
 
 #endif
 
+/* ---- To the workspace ------------------------------------------------------------------------ */
+
+#if SPLIT
+
+/* The sums of a part's rows, as they are: the rows of all parts are divided together. A lane stores two neighbours, and
+ * four lanes 32 bytes. */
+FA_DEVICE void store_part(const work_tile *w, const row_state *rows, const float *out, int consumer)
+{
+    const int first = row_of(consumer, 0), own = (int)threadIdx.x % 4;
+    float sum[2];
+    find_sums(rows, sum);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int i = first + 8 * r;
+        if (i >= w->rows) continue;
+        float *to = (float *)w->out + i * VALUE_DIM + 2 * own;
+#pragma unroll
+        for (int j = 0; j < VALUE_DIM / 8; j++)
+            *(float2 *)(to + 8 * j) = make_float2(out[4 * j + 2 * r], out[4 * j + 2 * r + 1]);
+        const fa_sm90_row_sum both = {rows->base[r], sum[r]};
+        if (own == 0) w->sums[i] = both;
+    }
+}
+
+#endif
+
 /* ---- All of it ------------------------------------------------------------------------------- */
 
 /* Stores a consumer's outputs and log-sum-exp; zeros and -infinity in rows without a query. Returns whether rows of the
@@ -172,6 +198,10 @@ FA_DEVICE bool is_finite_for_warp(const float *out, const float *factor)
 FA_DEVICE bool store_outputs(const fa_attention_params *p, const work_tile *w, char *out_buffer,
                              const row_state *rows, float *out, int consumer)
 {
+#if SPLIT
+    store_part(w, rows, out, consumer);
+    return false;
+#endif
     const int first = row_of(consumer, 0);
     float factor[2];
     find_factors(p, w, rows, first, factor);

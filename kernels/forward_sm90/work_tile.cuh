@@ -21,7 +21,10 @@ typedef struct work_tile {
     int32_t needed[CONSUMERS];
     int32_t lo, hi, n_k;
     int32_t queries, rows; /* its queries; its rows of the outputs, which are stored */
-    char *out;             /* the first row of its outputs */
+    char *out; /* the first row of its outputs; SPLIT: of its sums in the workspace, float32 */
+#if SPLIT
+    fa_sm90_row_sum *sums; /* of the first row: its base and its sum of weights */
+#endif
     /* Of each consumer: key tiles that all its rows see whole; and the first key tile before which all its rows have
      * seen a key. */
     int32_t unmasked_from[CONSUMERS], unmasked_to[CONSUMERS];
@@ -72,6 +75,23 @@ FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
     w->unmasked_to[consumer] = find_key_range(w, first).hi / KEYS;
 }
 
+#if SPLIT
+
+/* Leaves of a work tile the key tiles of a part of them. A part without keys, which superfluous tasks have, keeps one
+ * key tile, because each work tile has one; nobody needs it. */
+FA_DEVICE void take_part(const fa_sm90_split *split, int part, work_tile *w)
+{
+    const int first = part * split->part_tiles, skipped = min(first, w->key_tiles) * KEYS;
+    const int tiles = min(w->key_tiles - first, split->part_tiles);
+    w->key_tiles = max(tiles, 1);
+    w->first_key += skipped;
+    w->n_k = tiles > 0 ? min(w->n_k - skipped, tiles * KEYS) : 0;
+    if (w->hi < UNBOUNDED) w->hi = max(w->hi - skipped, -UNBOUNDED);
+    if (w->lo > -UNBOUNDED) w->lo = max(w->lo - skipped, -UNBOUNDED);
+}
+
+#endif
+
 /* The key tiles that the queries may see: at least one, which may be completely masked. */
 FA_DEVICE void find_key_tiles(const fa_attention_params *p, work_tile *w)
 {
@@ -90,6 +110,10 @@ FA_DEVICE void find_key_tiles(const fa_attention_params *p, work_tile *w)
     w->n_k -= first_key;
     if (w->hi < UNBOUNDED) w->hi = max(w->hi - first_key, -UNBOUNDED);
     if (w->lo > -UNBOUNDED) w->lo = max(w->lo - first_key, -UNBOUNDED);
+}
+
+FA_DEVICE void find_tiles_of_consumers(work_tile *w)
+{
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_consumer_tiles(w, c);
 }
@@ -132,6 +156,29 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
 
 #endif
 
+#if SPLIT
+
+/* Task number `task`: a query tile and a part of its keys. */
+FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                                  int64_t task, work_tile *w)
+{
+    if (task < 0) return false;
+    const fa_tile *t = &w->query_tile;
+    const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
+    const int64_t row = task * QUERIES;
+    w->query_tile = fa_find_tile(p, part.head * p->tiles + p->tiles - 1 - part.tile, QUERIES);
+    w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
+    w->out = (char *)(s->split.out + row * VALUE_DIM);
+    w->sums = s->split.sums + row;
+    find_key_tiles(p, w);
+    take_part(&s->split, part.number, w);
+    find_tiles_of_consumers(w);
+    find_options(p, s, w);
+    return true;
+}
+
+#else
+
 /* Describes the work tile of a task. A task is the number of a query tile, as in fa_find_tile. Returns false if there
  * are no rows, or no such task. */
 FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
@@ -144,8 +191,11 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
     find_key_tiles(p, w);
+    find_tiles_of_consumers(w);
     find_options(p, s, w);
     return true;
 }
+
+#endif
 
 #endif

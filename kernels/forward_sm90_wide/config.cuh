@@ -81,6 +81,7 @@ static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the k
 #define TRACKED 1
 #define HAS_SERIES 0
 #define BESIDE 0
+#define SPLIT 0
 #define DYNAMIC 0
 #define BALANCED 0
 #define SINGLE_TILES 0

@@ -71,6 +71,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define TRACKED 1
 #define HAS_SERIES 0
 #define BESIDE 0
+#define SPLIT 0
 #define DYNAMIC 0
 #define BALANCED 0
 #define SINGLE_TILES 0

@@ -10,13 +10,14 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. simt, the last one, does every problem. */
-enum { MAX_FAMILIES = 13 };
+enum { MAX_FAMILIES = 14 };
 #define FORWARD                                                                                    \
     {                                                                                              \
         &fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90,        \
-            &fa_cuda_decode_sm90, &fa_cuda_decode, &fa_cuda_forward_sm90, &fa_cuda_forward_sm80,   \
-            &fa_cuda_forward_sm75, &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90,        \
-            &fa_cuda_forward_tf32, &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                  \
+            &fa_cuda_decode_sm90, &fa_cuda_decode, &fa_cuda_forward_split_sm90,                    \
+            &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,                   \
+            &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90, &fa_cuda_forward_tf32,        \
+            &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                                         \
     }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
@@ -219,9 +220,9 @@ static void append_launch(text *t, const fa_problem *p, const fa_cuda_plan_launc
     append(t, "%" PRIu32 " blocks of %" PRIu32 " threads", l->grid, l->threads);
 }
 
-static void append_parts(text *t, const fa_cuda_plan_launch *l)
+static void append_parts(text *t, int parts)
 {
-    append(t, ", keys in at most %d part%s", (int)l->decode.parts, l->decode.parts == 1 ? "" : "s");
+    append(t, ", keys in at most %d part%s", parts, parts == 1 ? "" : "s");
 }
 
 /* One launch: "NAME: arithmetic, tiles, blocks"; several: "NAME (tiles, blocks), ...: arithmetic". */
@@ -250,7 +251,9 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
     if (plan->family == &fa_cuda_decode || plan->family == &fa_cuda_decode_latent_sm90 ||
         plan->family == &fa_cuda_decode_sm90 || plan->family == &fa_cuda_forward_mixed ||
         plan->family == &fa_cuda_forward_mixed_beside)
-        append_parts(&t, &plan->launches[0]);
+        append_parts(&t, plan->launches[0].decode.parts);
+    else if (plan->family == &fa_cuda_forward_split_sm90)
+        append_parts(&t, plan->launches[0].sm90.split.parts);
     else if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split");
     append(&t, "%s", plan->passed_over);
 }

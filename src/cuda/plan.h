@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "../../kernels/check/check.h"
+#include "../../kernels/forward_sm90/split.h"
 #include "cuda/device.h"
 #include "cuda/driver.h"
 #include "cuda/tensor_map.h"
@@ -41,6 +42,7 @@ typedef struct fa_cuda_sm90_launch {
     fa_tensor_map_shape maps[4]; /* of q, k, v and bias */
     bool bias_mapped;            /* the last one is set: TMA loads the bias */
     bool dynamic;                /* blocks take tasks from a counter, if there is one */
+    fa_sm90_split split; /* of forward_sm90_split and forward_sm90_merge, without pointers */
 } fa_cuda_sm90_launch;
 
 /* Of forward_sm80: as in fa_sm80_params. */

@@ -251,7 +251,8 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
 /* ---- The launch ------------------------------------------------------------------------------ */
 
 /* How blocks iterate over work tiles, and what a task is. */
-static void set_order(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90_params *params)
+void fa_cuda_set_sm90_order(const fa_problem *p, const fa_cuda_plan_launch *l,
+                            fa_sm90_params *params)
 {
     const int64_t takers = l->grid / l->cluster; /* blocks, or clusters of them */
     params->task_kind = FA_SM90_WORK_TILES;
@@ -272,7 +273,7 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_c
     params->k_step = fa_cuda_map_steps(&p->k);
     params->v_step = fa_cuda_map_steps(&p->v);
     params->box_rows = (int32_t)l->sm90.maps[2].box[1];
-    set_order(p, l, params);
+    fa_cuda_set_sm90_order(p, l, params);
     params->bias_step = fa_cuda_map_steps(&bias);
     params->bias_mapped = l->sm90.bias_mapped;
     fa_sm90_map *const maps[] = {&params->q, &params->k, &params->v, &params->bias};
@@ -339,9 +340,8 @@ static bool plan_any(const fa_problem *p, int first, int end, int options,
     return false;
 }
 
-/* first, end: of the variants. */
-static bool plan_16bit(const fa_problem *p, int first, int end, const fa_cuda_device *device,
-                       fa_cuda_plan *plan, char *why, size_t size)
+bool fa_cuda_add_sm90(const fa_problem *p, int first, int end, const fa_cuda_device *device,
+                      fa_cuda_plan *plan, char *why, size_t size)
 {
     const int options = find_options(p, &plan->launches[plan->count].sm90.maps[3]);
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
@@ -353,7 +353,7 @@ static bool plan_16bit(const fa_problem *p, int first, int end, const fa_cuda_de
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    if (!plan_16bit(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, device, plan, why, size))
+    if (!fa_cuda_add_sm90(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, device, plan, why, size))
         return false;
     fa_cuda_plan_launch *l = &plan->launches[plan->count - 1];
     l->overlaps = l->cluster == 1; /* forward_sm90_wide does not wait */
@@ -370,8 +370,8 @@ bool fa_cuda_add_beside(const fa_problem *p, const fa_cuda_device *device, fa_cu
         fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
         return false;
     }
-    if (!plan_16bit(p, FA_FIRST_forward_sm90_beside, FA_END_forward_sm90_beside, device, plan, why,
-                    size))
+    if (!fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_beside, FA_END_forward_sm90_beside, device, plan,
+                          why, size))
         return false;
     plan->launches[plan->count - 1].overlaps = true;
     return true;

@@ -1,0 +1,160 @@
+/*
+ * The second launch after forward_sm90_split: merges the parts of each row (split.h). A part's sums have a base of
+ * their own, so they are multiplied by 2^(base - top), where top is the largest base. This is exact where bases are
+ * large, while weights from rounded log-sum-exps would not be.
+ *
+ * A thread computes eight columns of a row. It issues the loads of up to AHEAD parts before it uses any of them: the
+ * loads mostly hit the second-level cache, and their latency is most of the time.
+ *
+ * Compile-time parameter: ELEMENT, of the outputs.
+ */
+#include "common/rows.cuh"
+#include "common/x2.cuh"
+#include "forward_sm90/finish.cuh"
+#include "forward_sm90/forward_sm90.h"
+#include "ptx/convert.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/store.cuh"
+
+enum {
+    THREADS = FA_SM90_MERGE_THREADS,
+    COLUMNS = 8, /* of a thread */
+    AHEAD = 4    /* parts; FA_SM90_PARTS is a multiple of it */
+};
+
+/* Where a thread's columns of a row are. */
+typedef struct row_columns {
+    int batch, head, row, column;
+    int parts;     /* of the row's query tile */
+    int first_row; /* the row's number among the rows of the slots */
+    int64_t lse;   /* among the rows of all heads */
+} row_columns;
+
+/* Divisions are opaque, so that they come before the wait for the first launch, not where their results are used. */
+FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split)
+{
+    const uint32_t n = blockIdx.x * THREADS + threadIdx.x, rows = (uint32_t)p->rows_q;
+    const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS, row = n / groups;
+    const uint32_t heads = (uint32_t)p->heads_q, outer = row / rows;
+    row_columns at;
+    at.column = (int)(n - row * groups) * COLUMNS;
+    at.lse = row;
+    at.row = (int)(row - outer * rows);
+    at.batch = (int)fa_opaque(outer / heads);
+    at.head = (int)(outer - (uint32_t)at.batch * heads);
+    const int tile = at.row / split->queries;
+    at.parts = fa_sm90_count_parts(split, tile);
+    const int32_t task = fa_sm90_task_of(split, 0, tile, (int32_t)outer);
+    at.first_row = (int)fa_opaque((uint32_t)((task - tile) * split->queries + at.row));
+    return at;
+}
+
+/* The row's number among the rows of all slots. */
+FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
+{
+    return split->first_task[part] * split->queries + at->first_row;
+}
+
+/* The columns of AHEAD parts from this one on. */
+FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int first, float4 *x)
+{
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (first + i >= at->parts) continue;
+        const int64_t row = find_slot_row(split, at, first + i);
+        const float4 *from = (const float4 *)(split->out + (row * split->value_dim + at->column));
+        x[2 * i] = from[0];
+        x[2 * i + 1] = from[1];
+    }
+}
+
+FA_DEVICE void add_part(float *out, float factor, const float4 *x)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        out[4 * i] = fmaf(factor, x[i].x, out[4 * i]);
+        out[4 * i + 1] = fmaf(factor, x[i].y, out[4 * i + 1]);
+        out[4 * i + 2] = fmaf(factor, x[i].z, out[4 * i + 2]);
+        out[4 * i + 3] = fmaf(factor, x[i].w, out[4 * i + 3]);
+    }
+}
+
+/* Whether a row sees no key of the part: its outputs are not used. */
+FA_DEVICE bool sees_nothing(const fa_sm90_row_sum *s)
+{
+    return s->base == NO_KEY_SEEN && s->sum == s->sum;
+}
+
+/* Replaces the parts' sums by those relative to the largest base, and their bases by the factors of their outputs.
+ * Returns the row's base and sum. */
+FA_DEVICE fa_sm90_row_sum merge_sums(fa_sm90_row_sum *parts, bool *skipped)
+{
+    fa_sm90_row_sum all = {NO_KEY_SEEN, 0.0f};
+#pragma unroll
+    for (int i = 0; i < FA_SM90_PARTS; i++) all.base = fmaxf(all.base, parts[i].base);
+#pragma unroll
+    for (int i = 0; i < FA_SM90_PARTS; i++) {
+        skipped[i] = sees_nothing(&parts[i]);
+        parts[i].base = ptx_ex2(parts[i].base - all.base);
+        if (!skipped[i]) all.sum = fmaf(parts[i].base, parts[i].sum, all.sum);
+    }
+    return all;
+}
+
+FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at, const float *out,
+                             float factor)
+{
+    char *row = fa_view_row(&p->out, at->batch, at->row, at->head);
+    uint32_t words[COLUMNS / 2];
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++) /* a factor of 0 gives 0, even for NaN */
+        words[i] = factor == 0.0f ? 0 : fa_pack_x2(out[2 * i] * factor, out[2 * i + 1] * factor);
+    if (p->out.vector == COLUMNS) {
+        ptx_store_global_16(row + 2 * at->column,
+                            make_uint4(words[0], words[1], words[2], words[3]));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++)
+        if (at->column + i < p->d_v)
+            ((uint16_t *)row)[at->column + i] = (uint16_t)(words[i / 2] >> 16 * (i % 2));
+}
+
+FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *split,
+                             const row_columns *at)
+{
+    fa_sm90_row_sum sums[FA_SM90_PARTS];
+    bool skipped[FA_SM90_PARTS];
+    float4 x[2 * AHEAD];
+    float out[COLUMNS] = {0}, lse;
+#pragma unroll
+    for (int i = 0; i < FA_SM90_PARTS; i++) {
+        sums[i].base = NO_KEY_SEEN, sums[i].sum = 0.0f;
+        if (i < at->parts) sums[i] = split->sums[find_slot_row(split, at, i)];
+    }
+    const float sink = p->sinks ? p->sinks[at->head] : -INFINITY;
+    load_parts(split, at, 0, x);
+    const fa_sm90_row_sum all = merge_sums(sums, skipped);
+#pragma unroll
+    for (int first = 0; first < FA_SM90_PARTS; first += AHEAD) {
+        if (first >= at->parts) break;
+        if (first > 0) load_parts(split, at, first, x);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (!skipped[first + i]) add_part(out, sums[first + i].base, x + 2 * i);
+    }
+    const float factor = finish_sum(all.base, all.sum, sink, false, &lse);
+    store_columns(p, at, out, factor);
+    if (p->lse && at->column == 0) p->lse[at->lse] = lse;
+}
+
+/* The parameters are those of the first launch; of the second one, only `split` is read. */
+FA_KERNEL __launch_bounds__(THREADS)
+    forward_sm90_merge(const __grid_constant__ fa_attention_params p,
+                       const __grid_constant__ fa_sm90_params s)
+{
+    const row_columns at = find_columns(&p, &s.split);
+    ptx_wait_for_grids();
+    ptx_let_next_grid_start();
+    if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
+}

@@ -1,0 +1,438 @@
+/*
+ * forward_sm90_split: the forward pass on Hopper with split keys, for problems with too few work tiles for all
+ * multiprocessors. Each work tile has a part of the keys, and a second launch merges the parts. A model of the time
+ * decides how many key tiles a part has, and whether splitting is faster at all.
+ */
+#include "cuda/plan_split_sm90.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "cuda/family.h"
+#include "cuda/parameters.h"
+#include "cuda/plan_sm90.h"
+
+/* The model, for an H200. Rates are those of long rows. */
+static const double products_rate = 650e12; /* of the device, floating-point operations a second; */
+static const double narrow_rate = 550e12; /* for head dims to 64, where the softmax takes longer */
+static const double device_multiprocessors = 132; /* with which the device reaches these rates */
+static const double task_seconds = 1.5e-6;        /* of a task besides its key tiles */
+static const double merge_seconds = 2.5e-6;       /* of the second launch besides its loads */
+static const double memory_rate = 3e12; /* bytes a second, of sums that are stored and loaded */
+
+/* The model must be so many times as fast with split keys: it is not exact. */
+static const double least_gain = 1.1;
+
+enum {
+    NARROW = 64,        /* the largest head dim that has the lower rate */
+    LEAST_QUERIES = 33, /* fewer are for decode_sm90 */
+    LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
+    LARGEST_QUERY_TILE = 192,
+    MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
+    NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
+    MOST_WORKSPACE = 256 << 20, /* bytes */
+    ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
+};
+
+/* ---- What can be split ----------------------------------------------------------------------- */
+
+static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
+
+/* Few queries are refused because they may be planned before their data are known: then the workspace would have room
+ * for these kernels, which never run them. */
+static bool refuse_split(const fa_problem *p, char *why, size_t size)
+{
+    if (p->rows_q < LEAST_QUERIES || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 || p->d_v < 1) {
+        fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected %d or more",
+                    p->rows_q, (int)LEAST_QUERIES);
+        return true;
+    }
+    const char *option = fa_cuda_has_own_lengths(p)  ? "lengths are on the device"
+                         : p->block_table            ? "options.block_table is set"
+                         : p->batch_invariant        ? "options.flags has FA_BATCH_INVARIANT"
+                         : fa_cuda_changes_scores(p) ? "an option changes scores or weights"
+                                                     : NULL;
+    if (option) fa_cuda_say(why, size, "%s: keys are not split", option);
+    return option;
+}
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+/* What is split. Query i sees keys before i + reach, if there are so many. */
+typedef struct shape {
+    const fa_variant *variant;
+    int64_t heads, tiles;
+    int64_t rows_q, n_k, reach, most_keys; /* of a query tile, counted from its first key */
+    int queries, keys;                     /* of a tile */
+    double tile_seconds;
+} shape;
+
+static int64_t clamp(int64_t x, int64_t least, int64_t most)
+{
+    return x < least ? least : x > most ? most : x;
+}
+
+/* Larger than all positions, and small enough that sums do not overflow. */
+static const int64_t unbounded = INT64_C(1) << 40;
+
+/* The time of a key tile. */
+static double find_tile_seconds(const fa_variant *v)
+{
+    const double rate = v->head_dim <= NARROW ? narrow_rate : products_rate;
+    const double products =
+        2.0 * FA_SM90_QUERIES(v->consumers) * v->keys * (v->head_dim + v->value_dim);
+    return products / (rate / device_multiprocessors);
+}
+
+static shape find_shape(const fa_problem *p, const fa_variant *v)
+{
+    shape s = {.variant = v,
+               .heads = count_heads(p),
+               .rows_q = p->rows_q,
+               .n_k = p->n_k,
+               .reach = unbounded,
+               .most_keys = p->n_k,
+               .queries = FA_SM90_QUERIES(v->consumers),
+               .keys = v->keys,
+               .tile_seconds = find_tile_seconds(v)};
+    const int64_t diagonal =
+        clamp(p->diagonal_given ? p->diagonal : p->n_k - p->rows_q, -unbounded, unbounded);
+    int64_t right = p->causal ? 0 : unbounded;
+    if (p->window_right >= 0 && p->window_right < right) right = p->window_right;
+    s.tiles = fa_cuda_count_tiles(p->rows_q, s.queries);
+    if (right < unbounded) s.reach = diagonal + right + 1;
+    if (right < unbounded && p->window_left >= 0 && p->window_left < p->n_k) {
+        const int64_t span = p->window_left + right + s.queries + FA_SM90_KEY_ALIGNMENT;
+        if (span < s.most_keys) s.most_keys = span;
+    }
+    return s;
+}
+
+/* The most key tiles that a query tile can see: it may be fewer with a window, but not more. */
+static int64_t count_key_tiles(const shape *s, int64_t tile)
+{
+    const int64_t end = (tile + 1) * s->queries, last = (end < s->rows_q ? end : s->rows_q) - 1;
+    const int64_t keys = clamp(last + s->reach, 0, s->most_keys);
+    return keys < 1 ? 1 : fa_divide(keys + s->keys - 1, s->keys);
+}
+
+/* The first query tile that sees keys from this one on, or the number of query tiles. */
+static int64_t first_tile_beyond(const shape *s, int64_t key)
+{
+    const int64_t row = key - s->reach + 1; /* the first such query */
+    if (key >= s->n_k || row >= s->rows_q) return s->tiles;
+    return row <= 0 ? 0 : fa_divide(row, s->queries);
+}
+
+static int64_t count_parts(const shape *s, int64_t part_tiles)
+{
+    return fa_divide(count_key_tiles(s, s->tiles - 1) + part_tiles - 1, part_tiles);
+}
+
+/* The number of tasks of all parts together. */
+static int64_t count_tasks(const shape *s, int64_t part_tiles)
+{
+    const int64_t parts = count_parts(s, part_tiles);
+    int64_t tiles = s->tiles;
+    for (int64_t part = 1; part < parts; part++)
+        tiles += s->tiles - first_tile_beyond(s, part * part_tiles * s->keys);
+    return tiles * s->heads;
+}
+
+static double count_bytes(const shape *s, int64_t tasks)
+{
+    return (double)tasks * s->queries *
+           (s->variant->value_dim * (double)sizeof(float) + ROW_SUM_BYTES);
+}
+
+static fa_sm90_split cut_keys(const shape *s, int64_t part_tiles)
+{
+    fa_sm90_split split = {.part_tiles = (int32_t)part_tiles,
+                           .parts = (int32_t)count_parts(s, part_tiles),
+                           .heads = (int32_t)s->heads,
+                           .tiles = (int32_t)s->tiles,
+                           .queries = s->queries,
+                           .value_dim = s->variant->value_dim};
+    for (int32_t part = 0; part < split.parts; part++) {
+        const int64_t first = part == 0 ? 0 : first_tile_beyond(s, part * part_tiles * s->keys);
+        split.first_tile[part] = (int32_t)first;
+        split.first_task[part + 1] =
+            split.first_task[part] + (int32_t)((s->tiles - first) * s->heads);
+    }
+    return split;
+}
+
+/* ---- The model of the time ------------------------------------------------------------------- */
+
+/* Of a round, in which the longest task has so many key tiles. */
+static double round_seconds(const shape *s, int64_t tiles)
+{
+    return (double)tiles * s->tile_seconds + task_seconds;
+}
+
+/* Of the second launch, and of the sums that it loads. */
+static double merging_seconds(const shape *s, int64_t tasks)
+{
+    return merge_seconds + 2 * count_bytes(s, tasks) / memory_rate;
+}
+
+/* The key tiles of a task of this part. */
+static int64_t task_tiles(const shape *s, const fa_sm90_split *split, int32_t part, int64_t task)
+{
+    const int64_t tile = s->tiles - 1 - fa_divide(task - split->first_task[part], s->heads);
+    return clamp(count_key_tiles(s, tile) - (int64_t)part * split->part_tiles, 1,
+                 split->part_tiles);
+}
+
+/* Rounds are as long as the longest of their tasks, which is the first one, or the first one of a part. */
+static double seconds_of_rounds(const shape *s, const fa_sm90_split *split, int64_t blocks)
+{
+    const int64_t tasks = split->first_task[split->parts];
+    int32_t part = 0;
+    double seconds = 0;
+    for (int64_t from = 0; from < tasks; from += blocks) {
+        int64_t longest = 1;
+        while (split->first_task[part + 1] <= from) part++;
+        for (int32_t n = part; n < split->parts && split->first_task[n] < from + blocks; n++) {
+            const int64_t first = split->first_task[n],
+                          tiles = task_tiles(s, split, n, from > first ? from : first);
+            if (tiles > longest) longest = tiles;
+            if (longest == split->part_tiles) break;
+        }
+        seconds += round_seconds(s, longest);
+    }
+    return seconds;
+}
+
+/* The same if all query tiles see so many key tiles: whole parts come first, then shorter ones. */
+static double seconds_of_equal_rounds(const shape *s, int64_t key_tiles, int64_t part_tiles,
+                                      int64_t blocks)
+{
+    const int64_t parts = fa_divide(key_tiles + part_tiles - 1, part_tiles),
+                  work_tiles = s->tiles * s->heads;
+    const int64_t rounds = fa_divide(work_tiles * parts + blocks - 1, blocks);
+    const int64_t whole =
+        fa_divide(work_tiles * fa_divide(key_tiles, part_tiles) + blocks - 1, blocks);
+    const int64_t rest = key_tiles - (parts - 1) * part_tiles;
+    return (double)whole * round_seconds(s, part_tiles) +
+           (double)(rounds - whole) * round_seconds(s, rest);
+}
+
+static double split_seconds(const shape *s, int64_t part_tiles, int64_t tasks, int64_t blocks)
+{
+    const int64_t most = count_key_tiles(s, s->tiles - 1), least = count_key_tiles(s, 0);
+    const double merging = merging_seconds(s, tasks);
+    if (most == least) return merging + seconds_of_equal_rounds(s, most, part_tiles, blocks);
+    const fa_sm90_split split = cut_keys(s, part_tiles);
+    return merging + seconds_of_rounds(s, &split, blocks);
+}
+
+/* What splitting cannot beat: all multiprocessors are busy until the end, with one task each. */
+static double ideal_seconds(const shape *s, int64_t blocks)
+{
+    enum { SAMPLES = 16 }; /* query tiles, for the average number of key tiles */
+    const int64_t work_tiles = s->tiles * s->heads;
+    int64_t sum = 0;
+    for (int64_t i = 0; i < SAMPLES; i++)
+        sum += count_key_tiles(s, fa_divide((2 * i + 1) * s->tiles, 2 * SAMPLES));
+    const double each = (double)(sum * work_tiles) / (double)(SAMPLES * blocks);
+    return merging_seconds(s, work_tiles) + each * s->tile_seconds + task_seconds;
+}
+
+/* For a block of forward_sm90 whose tasks alternate (balance.cuh). */
+static double alternating_seconds(const shape *s, int64_t block, int64_t blocks)
+{
+    const int64_t work_tiles = s->tiles * s->heads;
+    double seconds = 0;
+    for (int64_t i = 0; i * blocks < work_tiles; i++) {
+        const int64_t n = i * blocks + (i % 2 == 0 ? block : blocks - 1 - block);
+        if (n < work_tiles)
+            seconds += round_seconds(s, count_key_tiles(s, s->tiles - 1 - fa_divide(n, s->heads)));
+    }
+    return seconds;
+}
+
+/* For forward_sm90, by the order of its tasks. */
+static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const shape s = find_shape(p, &fa_variants[l->variant]);
+    const int64_t blocks = l->grid;
+    const double longest = round_seconds(&s, count_key_tiles(&s, s.tiles - 1));
+    const double pair = longest + round_seconds(&s, count_key_tiles(&s, 0));
+    fa_sm90_params order;
+    fa_cuda_set_sm90_order(p, l, &order);
+    if (order.task_kind == FA_SM90_WORK_TILES)
+        return (double)fa_cuda_count_tiles(l->tasks, blocks) * longest;
+    if (order.balanced_heads == s.heads)
+        return fmax(alternating_seconds(&s, 0, blocks),
+                    alternating_seconds(&s, blocks - 1, blocks));
+    if (order.balanced_heads > 0) return (double)l->tasks / (double)blocks * pair / 2;
+    return (double)fa_cuda_count_tiles(order.tasks, blocks) * pair;
+}
+
+/* A length of parts in key tiles, and the time with it. tiles 0: none fits into the workspace. */
+typedef struct choice {
+    int64_t tiles;
+    double seconds;
+} choice;
+
+static void try_length(const shape *s, int64_t blocks, int64_t tiles, choice *best)
+{
+    const int64_t tasks = count_tasks(s, tiles);
+    if (count_bytes(s, tasks) > MOST_WORKSPACE) return;
+    const double seconds = split_seconds(s, tiles, tasks, blocks);
+    if (seconds < best->seconds) *best = (choice){tiles, seconds};
+}
+
+/* Tries equal parts, and if query tiles see different numbers of keys, lengths near that of the best ones. */
+static choice choose_length(const shape *s, const fa_cuda_device *device)
+{
+    const int64_t blocks = device->multiprocessors, most = count_key_tiles(s, s->tiles - 1);
+    choice best = {0, INFINITY};
+    for (int64_t parts = 2; parts <= FA_SM90_PARTS && parts <= most; parts++)
+        try_length(s, blocks, fa_cuda_count_tiles(most, parts), &best);
+    if (best.tiles == 0 || most == count_key_tiles(s, 0)) return best;
+    const int64_t parts = count_parts(s, best.tiles),
+                  least = fa_cuda_count_tiles(most, FA_SM90_PARTS);
+    const int64_t shorter = fa_cuda_count_tiles(most, parts + 1),
+                  longer = fa_cuda_count_tiles(most, parts - 1);
+    const int64_t step = 1 + (longer - shorter) / NEIGHBOURS_TRIED;
+    for (int64_t n = shorter < least ? least : shorter; n < longer; n += step)
+        try_length(s, blocks, n, &best);
+    return best;
+}
+
+/* ---- The launches ---------------------------------------------------------------------------- */
+
+fa_sm90_split fa_cuda_split_of(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    fa_sm90_split split = l->sm90.split;
+    const int64_t rows = (int64_t)split.first_task[split.parts] * split.queries;
+    split.out = (float *)(void *)((char *)p->workspace + l->workspace_offset);
+    split.sums = (fa_sm90_row_sum *)(void *)(split.out + rows * split.value_dim);
+    return split;
+}
+
+bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
+                               fa_cuda_encoder *encode, fa_sm90_params *params,
+                               fa_cuda_fault *fault)
+{
+    if (!fa_cuda_sm90_params(p, l, encode, params, fault)) return false;
+    params->split = fa_cuda_split_of(p, l);
+    params->task_kind = FA_SM90_WORK_TILES;
+    params->tasks = params->split.first_task[params->split.parts];
+    params->balanced_heads = 0;
+    return true;
+}
+
+static bool queue_split(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                        const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_attention_params attention;
+    fa_sm90_params params;
+    fa_cuda_set_params(call->problem, l, &attention);
+    return fa_cuda_split_sm90_params(call->problem, l, fa_cuda_encode_map, &params, fault) &&
+           fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&attention, &params}, fault);
+}
+
+static bool queue_merge(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                        const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_attention_params attention;
+    fa_sm90_params params; /* the kernel reads nothing but the parts */
+    params.split = fa_cuda_split_of(call->problem, l);
+    fa_cuda_set_params(call->problem, l, &attention);
+    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&attention, &params}, fault);
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t part_tiles,
+                            fa_cuda_plan *plan)
+{
+    fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
+    const shape s = find_shape(p, &fa_variants[l->variant]);
+    l->sm90.split = merge->sm90.split = cut_keys(&s, part_tiles);
+    const int32_t tasks = l->sm90.split.first_task[l->sm90.split.parts];
+    l->grid = (uint32_t)(tasks < device->multiprocessors ? tasks : device->multiprocessors);
+    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes =
+        (size_t)count_bytes(&s, tasks);
+}
+
+static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    enum { COLUMNS = 8 }; /* of a thread */
+    const int variant = p->q.dtype == FA_FLOAT16 ? FA_VARIANT_forward_sm90_merge_f16
+                                                 : FA_VARIANT_forward_sm90_merge_bf16;
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(&fa_variants[variant], FA_SM90_MERGE_THREADS, 0,
+                                              queue_merge, device, plan, why, size);
+    if (!l) return false;
+    const int64_t threads = count_heads(p) * p->rows_q * fa_cuda_count_tiles(p->d_v, COLUMNS);
+    l->grid = fa_cuda_grid(fa_cuda_count_tiles(threads, FA_SM90_MERGE_THREADS));
+    l->overlaps = true;
+    l->idle = false;
+    return true;
+}
+
+static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    if (refuse_split(p, why, size) ||
+        !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan,
+                          why, size))
+        return false;
+    fa_cuda_plan_launch *l = &plan->launches[0];
+    const shape s = find_shape(p, &fa_variants[l->variant]);
+    const int64_t part_tiles = choose_length(&s, device).tiles;
+    if (part_tiles == 0) {
+        fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
+                    (int)(MOST_WORKSPACE >> 20));
+        return false;
+    }
+    l->queue = queue_split;
+    l->overlaps = true;
+    if (!add_merge(p, device, plan, why, size)) return false;
+    fa_cuda_cut_split_sm90(p, device, part_tiles, plan);
+    return true;
+}
+
+static const fa_variant *find_variant(const fa_problem *p)
+{
+    for (int i = FA_FIRST_forward_sm90_split; i < FA_END_forward_sm90_split; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v->element == (fa_element)p->q.dtype && p->d <= v->head_dim && p->d_v <= v->value_dim)
+            return v;
+    }
+    return NULL;
+}
+
+/* Whether forward_sm90 is faster. Most problems have so many work tiles that the model is not needed. */
+static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
+                            size_t size)
+{
+    fa_cuda_plan plain;
+    (void)why, (void)size;
+    if (p->n_k < LEAST_KEYS || refuse_split(p, NULL, 0)) return true;
+    const int64_t rounds = MOST_ROUNDS * (int64_t)device->multiprocessors;
+    if (count_heads(p) >= rounds ||
+        count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) >= rounds)
+        return true;
+    const fa_variant *v = find_variant(p);
+    if (!v) return true;
+    fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
+    if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
+    const shape s = find_shape(p, v);
+    const double others = plain_seconds(p, &plain.launches[0]);
+    if (others <= least_gain * ideal_seconds(&s, device->multiprocessors)) return true;
+    return others <= least_gain * choose_length(&s, device).seconds;
+}
+
+const fa_cuda_family fa_cuda_forward_split_sm90 = {
+    .name = "sm90_split",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = is_split_slower,
+    .plan = plan_split,
+};

@@ -1,0 +1,24 @@
+/*
+ * The parameters of forward_sm90_split and forward_sm90_merge. They are made separately from the launches, so that tests
+ * need no driver.
+ */
+#ifndef FA_CUDA_PLAN_SPLIT_SM90_H
+#define FA_CUDA_PLAN_SPLIT_SM90_H
+
+#include "../../kernels/forward_sm90/forward_sm90.h"
+#include "cuda/plan.h"
+#include "cuda/view_map.h"
+
+/* The second parameter of the first launch. False if a map cannot be made. */
+bool fa_cuda_split_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                               fa_cuda_encoder *encode, fa_sm90_params *params,
+                               fa_cuda_fault *fault);
+
+/* What the second launch reads of its second parameter. */
+fa_sm90_split fa_cuda_split_of(const fa_problem *problem, const fa_cuda_plan_launch *launch);
+
+/* Cuts the keys of a plan of this family into parts of so many key tiles, at most FA_SM90_PARTS parts. */
+void fa_cuda_cut_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
+                            int64_t part_tiles, fa_cuda_plan *plan);
+
+#endif

@@ -1,0 +1,245 @@
+/*
+ * Split keys of the forward pass on Hopper, without a GPU: the numbering of tasks that kernels and planner share, and
+ * which problems are split.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "cuda/family.h"
+#include "cuda/plan_split_sm90.h"
+#include "gpus.h"
+
+static const fa_cuda_family *const split_family = &fa_cuda_forward_split_sm90;
+
+static void set_view(fa_view *v, int64_t rows, int64_t heads, int64_t d)
+{
+    v->dtype = FA_BFLOAT16;
+    v->stride[0] = rows * heads * d;
+    v->stride[1] = heads * d;
+    v->stride[2] = d;
+    v->stride[3] = 1;
+}
+
+static fa_problem make_problem(int64_t heads, int64_t n_q, int64_t n_k, int64_t d)
+{
+    fa_problem p = {.pass = FA_PASS_FORWARD,
+                    .device = FA_DEVICE_CUDA,
+                    .batch = 1,
+                    .heads_q = heads,
+                    .heads_kv = heads,
+                    .n_q = n_q,
+                    .n_k = n_k,
+                    .rows_q = n_q,
+                    .rows_k = n_k,
+                    .blocks_q = 1,
+                    .blocks_k = 1,
+                    .d = d,
+                    .d_v = d,
+                    .scale = 0.1f,
+                    .window_left = -1,
+                    .window_right = -1};
+    set_view(&p.q, n_q, heads, d);
+    set_view(&p.k, n_k, heads, d);
+    set_view(&p.v, n_k, heads, d);
+    set_view(&p.out, n_q, heads, d);
+    return p;
+}
+
+static bool plan_by(const fa_cuda_family *family, const fa_problem *p, fa_cuda_plan *plan)
+{
+    return fa_cuda_plan_make(p, &devices[H200], family, plan, NULL, 0);
+}
+
+static int64_t clamp(int64_t x, int64_t most) { return x < 0 ? 0 : x > most ? most : x; }
+
+/* The key tiles that a query tile sees, from the mask's definition. Like the kernel, from a multiple of 32 keys on. */
+static int64_t seen_tiles(const fa_problem *p, const fa_sm90_split *split, int64_t tile,
+                          int64_t keys)
+{
+    const int64_t first = tile * split->queries, end = first + split->queries;
+    const int64_t last = (end < p->rows_q ? end : p->rows_q) - 1;
+    const int64_t diagonal = p->diagonal_given ? p->diagonal : p->n_k - p->rows_q;
+    const int64_t right = p->causal ? 0 : p->window_right, far = INT64_C(1) << 40;
+    const int64_t center = diagonal < -far ? -far : diagonal > far ? far : diagonal;
+    int64_t lo = 0, hi = p->n_k;
+    if (right >= 0) hi = clamp(last + center + right + 1, p->n_k);
+    if (p->window_left >= 0) lo = clamp(first + center - p->window_left, p->n_k);
+    lo = lo / FA_SM90_KEY_ALIGNMENT * FA_SM90_KEY_ALIGNMENT;
+    return lo < hi ? (hi - lo + keys - 1) / keys : 0;
+}
+
+/* Every part of every query tile of every head is one task, and the parts have all keys that the queries see. */
+static void check_split(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const fa_sm90_split *split = &l->sm90.split;
+    const int32_t tasks = split->first_task[split->parts];
+    int64_t expected = 0;
+    CHECK(split->parts >= 1 && split->parts <= FA_SM90_PARTS, "%d parts", (int)split->parts);
+    CHECK(split->heads == p->heads_q * p->batch &&
+              split->tiles * (int64_t)split->queries >= p->rows_q,
+          "%d tiles", (int)split->tiles);
+    for (int32_t tile = 0; tile < split->tiles; tile++) {
+        const int32_t parts = fa_sm90_count_parts(split, tile);
+        const int64_t seen = seen_tiles(p, split, tile, l->tile_k);
+        CHECK((int64_t)parts * split->part_tiles >= seen,
+              "tile %d has %d parts of %d for %lld key tiles", (int)tile, (int)parts,
+              (int)split->part_tiles, (long long)seen);
+        expected += (int64_t)parts * split->heads;
+    }
+    CHECK(expected == tasks, "%lld tasks, expected %d", (long long)expected, (int)tasks);
+    for (int32_t task = 0; task < tasks; task++) {
+        const fa_sm90_part part = fa_sm90_find_part(split, task);
+        CHECK(part.tile >= 0 && part.tile < split->tiles && part.head >= 0 &&
+                  part.head < split->heads && part.number < fa_sm90_count_parts(split, part.tile) &&
+                  fa_sm90_task_of(split, part.number, part.tile, part.head) == task,
+              "task %d is part %d of tile %d of head %d", (int)task, (int)part.number,
+              (int)part.tile, (int)part.head);
+    }
+}
+
+/* With all masks by position, for parts of all lengths. */
+static void test_numbering(void)
+{
+    static const int64_t sizes[][3] = {/* heads, n_q, n_k */
+                                       {1, 1000, 1000},
+                                       {3, 400, 2000},
+                                       {2, 1500, 700},
+                                       {5, 129, 1029},
+                                       {1, 64, 3000}};
+    static const int64_t masks[][3] = {/* causal, left, right */
+                                       {0, -1, -1},  {1, -1, -1},     {0, -1, 200},
+                                       {0, 300, -1}, {1, 300, -1},    {0, 97, 33},
+                                       {1, 0, -1},   {0, 1000, 1000}, {1, 600, 5}};
+    static const int64_t diagonals[] = {INT64_MIN, -5000, -300, 0, 1, 131, 700, 5000, INT64_MAX};
+    for (int i = 0; i < 5 * 9 * 10; i++) {
+        const int64_t *size = sizes[i % 5], *mask = masks[i / 5 % 9];
+        fa_cuda_plan plan;
+        fa_problem p = make_problem(size[0], size[1], size[2],
+                                    i % 3 == 0   ? 64
+                                    : i % 3 == 1 ? 128
+                                                 : 256);
+        p.causal = mask[0] == 1;
+        p.window_left = mask[1];
+        p.window_right = mask[2];
+        p.diagonal_given = i / 45 > 0;
+        if (p.diagonal_given) p.diagonal = diagonals[i / 45 - 1];
+        fa_cuda_plan_begin(&devices[H200], split_family, &plan);
+        if (!split_family->plan(&p, &devices[H200], &plan, NULL, 0)) continue;
+        check_split(&p, &plan.launches[0]);
+        for (int64_t part_tiles = 1; part_tiles < 20; part_tiles++) {
+            if (p.n_k > part_tiles * FA_SM90_PARTS * plan.launches[0].tile_k) continue;
+            fa_cuda_cut_split_sm90(&p, &devices[H200], part_tiles, &plan);
+            check_split(&p, &plan.launches[0]);
+        }
+    }
+}
+
+/* Both launches, their workspace and their overlap. */
+static void check_launches(const fa_problem *p, const fa_cuda_plan *plan)
+{
+    const fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
+    const fa_sm90_split *split = &l->sm90.split;
+    const int64_t rows = (int64_t)split->first_task[split->parts] * split->queries;
+    const size_t bytes = (size_t)rows * ((size_t)split->value_dim * 4 + 8);
+    CHECK(plan->count == 2 && plan->workspace_bytes == bytes && bytes <= 256 << 20,
+          "%d launches, %zu bytes", plan->count, plan->workspace_bytes);
+    CHECK(l->overlaps && merge->overlaps && !l->idle && !merge->idle, "overlap");
+    CHECK(strcmp(fa_variants[merge->variant].kernel, "forward_sm90_merge") == 0, "%s",
+          fa_variants[merge->variant].name);
+    CHECK((int64_t)merge->grid * merge->threads * 8 >= p->rows_q * p->heads_q * p->batch * p->d_v,
+          "%u blocks", merge->grid);
+}
+
+/* Few work tiles are split, unless a call's properties forbid it. */
+static void test_choice(void)
+{
+    static const struct {
+        int64_t heads, n_q, n_k, d;
+        bool causal, split;
+    } cases[] = {{1, 12000, 12000, 128, false, true},    {2, 1728, 1728, 256, false, true},
+                 {1, 12000, 12000, 128, true, true},     {32, 4096, 4096, 128, false, false},
+                 {32, 4096, 4096, 128, true, false},     {132, 128, 8192, 128, false, false},
+                 {1, 512, 512, 128, false, false},       {8, 128, 65536, 128, false, true},
+                 {1, 40, 100000, 64, false, true},       {1, 100, 4096, 320, false, false},
+                 {100000, 100, 2048, 128, false, false}, {1, 1 << 20, 1 << 20, 128, true, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fa_problem p = make_problem(cases[i].heads, cases[i].n_q, cases[i].n_k, cases[i].d);
+        fa_problem masked = p;
+        fa_cuda_plan plan;
+        masked.causal = cases[i].causal;
+        CHECK(plan_by(NULL, &masked, &plan), "no plan");
+        CHECK((plan.family == split_family) == cases[i].split, "case %d: %s", (int)i,
+              plan.family->name);
+        if (cases[i].split) check_launches(&masked, &plan);
+    }
+}
+
+static void test_refusals(void)
+{
+    static const int32_t lengths[] = {0, 12000};
+    static const float numbers[] = {1};
+    const fa_problem p = make_problem(1, 12000, 12000, 128);
+    fa_problem other[7];
+    fa_cuda_plan plan;
+    for (int i = 0; i < 7; i++) other[i] = p;
+    other[0].batch_invariant = true;
+    other[1].seqlens_k = lengths;
+    other[2].cu_seqlens_q = other[2].cu_seqlens_k = lengths;
+    other[3].softcap = 30;
+    other[4].alibi_slopes = numbers;
+    other[5].scale = -1;
+    other[6].attention_chunk = 100;
+    for (int i = 0; i < 7; i++) {
+        CHECK(plan_by(NULL, &other[i], &plan) && plan.family != split_family, "%d", i);
+        CHECK(plan_by(split_family, &other[i], &plan) && plan.family != split_family, "%d by name",
+              i);
+        CHECK(!strstr(plan.passed_over, "split"), "%s", plan.passed_over);
+    }
+    CHECK(fa_cuda_plan_make(&p, &devices[A100], NULL, &plan, NULL, 0) && plan.count == 1, "A100");
+    CHECK(plan_by(&fa_cuda_forward_sm90, &p, &plan) && plan.count == 1, "sm90 by name");
+}
+
+/* By its name the family takes problems that it would not be faster for. */
+static void test_by_name(void)
+{
+    char text[400];
+    fa_cuda_plan plan;
+    const fa_problem p = make_problem(16, 1000, 500, 96);
+    CHECK(plan_by(NULL, &p, &plan) && plan.family != split_family, "split");
+    CHECK(plan_by(fa_cuda_find_family("sm90_split"), &p, &plan) && plan.family == split_family,
+          "by name");
+    check_launches(&p, &plan);
+    fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
+    CHECK(strstr(text, "forward_sm90_split_d96_bf16 (query tile 192, key tile 80") &&
+              strstr(text, "forward_sm90_merge_bf16 (") && strstr(text, "keys in at most "),
+          "%s", text);
+}
+
+/* A query for the workspace knows no data. Few queries have no room for split keys, which decode_sm90 takes. */
+static void test_workspace(void)
+{
+    fa_cuda_plan plan, asked;
+    fa_problem p = make_problem(1, 12000, 12000, 128);
+    CHECK(plan_by(NULL, &p, &asked), "no plan");
+    p.q.data = p.k.data = p.v.data = p.out.data = (char *)0x100000;
+    CHECK(plan_by(NULL, &p, &plan) && plan.workspace_bytes <= asked.workspace_bytes, "%zu bytes",
+          plan.workspace_bytes);
+    p = make_problem(1, 8, 12000, 128);
+    CHECK(plan_by(NULL, &p, &asked), "no plan");
+    p.q.data = p.k.data = p.v.data = p.out.data = (char *)0x100000;
+    CHECK(plan_by(NULL, &p, &plan) && plan.workspace_bytes == asked.workspace_bytes,
+          "%zu and %zu bytes", plan.workspace_bytes, asked.workspace_bytes);
+}
+
+int main(void)
+{
+    test_begin();
+    test_numbering();
+    test_choice();
+    test_refusals();
+    test_by_name();
+    test_workspace();
+    return test_end();
+}

@@ -1,0 +1,272 @@
+/*
+ * forward_sm90_split and forward_sm90_merge, run on the host (cuda_on_cpu.h, hopper_units.h): random
+ * problems from the whole option space, compared with float64. The launches are those that the
+ * planner makes, but parts have one to a few key tiles. Problems whose keys are not split are left
+ * out.
+ *
+ * Each call runs twice, with different orders of the threads, delays and numbers of blocks. The
+ * bits must be the same.
+ *
+ * Arguments: the first problem's number, and how many; then all of them run, and the runs of each
+ * variant are printed.
+ */
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention.h"
+#include "caller_memory.h"
+#include "check.h"
+#include "cuda/family.h"
+#include "cuda/plan_split_sm90.h"
+#include "forward_on_cpu.h"
+#include "hopper_units.h"
+
+enum { PROBLEMS = 1500, PEAKED_PROBLEMS = 52, EACH = 8, EACH_OF_SAMPLE = 3 };
+
+/* The variants, one FORM(name) each: the build writes them. */
+typedef struct parameters {
+    fa_attention_params attention;
+    fa_sm90_params more;
+} parameters;
+
+#define FORM(name)                                                                                 \
+    void name(fa_attention_params p, fa_sm90_params s);                                            \
+    static void run_##name(const void *p)                                                          \
+    {                                                                                              \
+        const parameters *both = p;                                                                \
+        name(both->attention, both->more);                                                         \
+    }
+#include "test_split_on_cpu_forms.h"
+#undef FORM
+
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+#define FORM(name) [FA_VARIANT_##name] = run_##name,
+#include "test_split_on_cpu_forms.h"
+};
+
+static int runs[FA_VARIANTS], max_runs = INT_MAX;
+/* Calls with so many parts at most, from 2 on, and calls with causal masks, windows, sinks and lse. */
+static int with_parts[FA_SM90_PARTS + 1], causal, windows, sinks, lse;
+
+/* How a call is run. */
+typedef struct machine {
+    int64_t number;
+    bool otherwise; /* in other orders, with other delays and another number of blocks */
+    ref_buffers memory;
+} machine;
+
+/* All orders and delays. */
+static void vary(cuda_run *run, const machine *m)
+{
+    const uint64_t bits = (uint64_t)(m->number + 1) * 0x9E3779B97F4A7C15u;
+    const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
+    const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
+    run->backwards = varied & 1;
+    run->late_copies = varied & 2;
+    run->late_products = varied & 4;
+    run->last_block_first = m->otherwise;
+    if (!m->otherwise) return;
+    run->slow_warp = bits >> 59 & 3 ? (unsigned)(bits >> 50) % (run->threads / 32) : 2;
+    run->slow_lanes = lanes[bits >> 40 & 3];
+}
+
+/* Launch number i of the plan. */
+static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan *plan, int i)
+{
+    char name[200];
+    parameters both;
+    fa_cuda_fault fault;
+    const fa_cuda_plan_launch *l = &plan->launches[i];
+    memset(&both, POISON, sizeof both);
+    fa_cuda_set_params(p, l, &both.attention);
+    both.more.split = fa_cuda_split_of(p, l);
+    if (i == 0)
+        CHECK(fa_cuda_split_sm90_params(p, l, hopper_encode_map, &both.more, &fault), "no map");
+    cuda_run run = {.name = name,
+                    .kernel = kernels[l->variant],
+                    .memory = &m->memory,
+                    .parameters = &both,
+                    .units = &hopper_units,
+                    .overlaps = l->overlaps,
+                    .grid = l->grid,
+                    .threads = l->threads,
+                    .smem_bytes = l->smem_bytes};
+    if (i == 0 && m->otherwise) run.grid = (unsigned)both.more.tasks; /* a block for each */
+    vary(&run, m);
+    snprintf(name, sizeof name,
+             "number %lld: %s, %d parts of %d tiles, %u blocks, %s, %s copies, %s products, lanes "
+             "%x of warp %u slow",
+             (long long)m->number, fa_variants[l->variant].name, (int)l->sm90.split.parts,
+             (int)l->sm90.split.part_tiles, run.grid, run.backwards ? "backwards" : "forwards",
+             run.late_copies ? "late" : "early", run.late_products ? "late" : "early",
+             run.slow_lanes, run.slow_warp);
+    cuda_run_kernel(&run);
+}
+
+/* False if memory outside the workspace was written. */
+static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan *plan)
+{
+    begin_workspace(&m->memory, p, plan->workspace_bytes);
+    for (int i = 0; i < plan->count; i++) launch(m, p, plan, i);
+    return end_workspace(&m->memory, p);
+}
+
+/* Makes the plan for few multiprocessors, so that blocks have several tasks. Parts have one to four
+ * key tiles, or as many as the planner chooses; false: the family does not take the problem. */
+static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, char *why,
+                      size_t size)
+{
+    fa_cuda_device device = devices[H200];
+    device.multiprocessors = (int)(number % 3) + 1;
+    fa_cuda_plan_begin(&device, &fa_cuda_forward_split_sm90, plan);
+    if (!fa_cuda_forward_split_sm90.plan(p, &device, plan, why, size)) return false;
+    const fa_sm90_split *split = &plan->launches[0].sm90.split;
+    const int64_t part_tiles = number / 3 % 5, tiles = split->part_tiles * split->parts;
+    if (part_tiles > 0 && tiles <= part_tiles * FA_SM90_PARTS)
+        fa_cuda_cut_split_sm90(p, &device, part_tiles, plan);
+    return true;
+}
+
+static bool wants(void *context, const random_call *call)
+{
+    const int64_t number = *(const int64_t *)context;
+    char message[320];
+    fa_problem p;
+    fa_cuda_plan plan;
+    /* attend gives the reason. */
+    if (make_forward(call, &p, message, sizeof message) != FA_OK) return true;
+    return plan_call(number, &p, &plan, NULL, 0) && runs[plan.launches[0].variant] < max_runs &&
+           sample_takes(&p, &plan, other_options);
+}
+
+static void count(const fa_problem *p, const fa_cuda_plan *plan)
+{
+    for (int i = 0; i < plan->count; i++) runs[plan->launches[i].variant]++;
+    with_parts[plan->launches[0].sm90.split.parts]++;
+    causal += p->causal;
+    windows += p->window_left >= 0;
+    sinks += p->sinks != NULL;
+    lse += p->lse != NULL;
+}
+
+static fa_status attend(void *context, const random_call *call, char *message, size_t size)
+{
+    fa_problem p;
+    fa_cuda_plan plan;
+    machine m = {.number = *(const int64_t *)context, .memory = *call->buffers};
+    const fa_status status = make_forward(call, &p, message, size);
+    if (status != FA_OK) return status;
+    if (!plan_call(m.number, &p, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
+    count(&p, &plan);
+    char *const before = ref_buffers_copy(call->buffers);
+    bool clean = run_plan(&m, &p, &plan);
+    char *const first = ref_buffers_copy(call->buffers);
+    ref_buffers_put(call->buffers, before);
+    m.otherwise = true;
+    clean &= run_plan(&m, &p, &plan);
+    const bool same = ref_buffers_are(call->buffers, first);
+    free(before), free(first);
+    if (clean && same) return FA_OK;
+    snprintf(message, size, "%s",
+             clean ? "a second run left other bits" : "memory beside the workspace was written");
+    return (fa_status)RANDOM_WRONG;
+}
+
+/* Whether query i of a head has its results by the reference, or only NaN. */
+static void check_row(const attention *a, const ref_array *want, const ref_array *lse, int64_t h,
+                      int64_t i, bool is_nan)
+{
+    const float own = a->lse[h * a->s.n_q + i];
+    const double exact = lse->value[h * a->s.n_q + i];
+    CHECK(is_nan ? isnan(own) : fabs(own - exact) < 1e-3,
+          "head %lld, query %lld: lse %g, expected %g", (long long)h, (long long)i, own, exact);
+    for (int64_t c = 0; c < a->s.d_v; c++) {
+        const double x = ref_load(&a->out, 0, i, h, c),
+                     y = want->value[ref_array_index(want, 0, i, h, c)];
+        CHECK(is_nan ? isnan(x) : fabs(x - y) < 0.02,
+              "head %lld, query %lld, column %lld: %g, expected %g", (long long)h, (long long)i,
+              (long long)c, x, y);
+    }
+}
+
+/* A NaN in the queries of the first head or in one of its keys: the rows that see it are NaN, in whatever part they see
+ * it, and no others. With one block, the sums of the second head follow those in the registers, also in parts of which a
+ * consumer sees nothing. */
+static void test_nan(int64_t seen_from)
+{
+    attention a;
+    ref_array want, lse;
+    char message[320] = "";
+    int64_t number = 3; /* one multiprocessor, parts of one key tile */
+    const shape s = {1, 2, 2, 300, 700, 64, 64};
+    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
+    aligned.aligned_data = true;
+    attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+    a.in.options.flags = FA_CAUSAL;
+    const int64_t key = seen_from + s.n_k - s.n_q;
+    ref_forward(&a.in, &want, &lse);
+    ref_store(&a.in.k, 0, key, 0, 7, NAN);
+    random_call call = {.pass = RANDOM_FORWARD,
+                        .buffers = &a.buffers,
+                        .q = a.in.q,
+                        .k = a.in.k,
+                        .v = a.in.v,
+                        .out = a.out,
+                        .lse = a.lse,
+                        .options = a.in.options};
+    call.options.device = FA_DEVICE_CUDA;
+    const fa_status status = attend(&number, &call, message, sizeof message);
+    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+    for (int64_t h = 0; h < 2; h++)
+        for (int64_t i = 0; i < s.n_q; i++)
+            check_row(&a, &want, &lse, h, i, h == 0 && i >= seen_from);
+    ref_array_free(&want);
+    ref_array_free(&lse);
+    attention_free(&a);
+}
+
+static int run_problems(random_settings settings, int64_t *number, int64_t begin, int64_t wanted)
+{
+    const bool listed = wanted == 0;
+    *number = begin;
+    if (listed) max_runs = sample.whole ? EACH : EACH_OF_SAMPLE;
+    int done = run_forward_problems(&settings, number, begin + (listed ? PROBLEMS : wanted));
+    max_runs = INT_MAX;
+    *number = begin;
+    return done +
+           run_peaked_problems(&settings, number, begin + (listed ? PEAKED_PROBLEMS : wanted));
+}
+
+int main(int argc, char **argv)
+{
+    const int64_t begin = argc > 1 ? atoll(argv[1]) : 0, wanted = argc > 2 ? atoll(argv[2]) : 0;
+    int64_t number = begin;
+    const random_settings settings = {.device = FA_DEVICE_CUDA,
+                                      .tiles = true,
+                                      .one_pass = true,
+                                      .plain_scores = true,
+                                      .attend = attend,
+                                      .wants = wants,
+                                      .context = &number};
+    test_begin();
+    if (sample_begin(argc > 1)) run_problems(settings, &number, begin, wanted);
+    sample_found();
+    const int done = run_problems(settings, &number, begin, wanted);
+    static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
+    for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
+    if (argc == 1) sample_end(kernels, runs);
+    CHECK(argc > 1 || (causal && windows && sinks && lse),
+          "%d causal, %d windows, %d sinks, %d lse", causal, windows, sinks, lse);
+    CHECK(argc > 1 || (with_parts[2] && with_parts[3]), "no problem had two or three parts");
+    if (argc > 2) {
+        printf("%5d problems: %d causal, %d windows, %d sinks, %d lse\n", done, causal, windows,
+               sinks, lse);
+        for (int i = 2; i <= FA_SM90_PARTS; i++) printf("%5d with %d parts\n", with_parts[i], i);
+        for (int i = 0; i < FA_VARIANTS; i++)
+            if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
+    }
+    return test_end();
+}
