@@ -59,10 +59,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     };
 #if PERSISTENT
     if (pipe.buffers - (char *)raw > FA_BACKWARD_SM90_PADDING(1)) __trap();
-    if (begins_at_once(&p.a, &s)) {
-        if (threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0)
-            begin_block(&pipe, &p.a, &s, blockIdx.x);
-    } else if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {
         init_barriers(&shared);
         prefetch_maps(&s);
         ptx_fence_proxy_async(); /* of the barriers */

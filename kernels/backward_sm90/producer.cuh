@@ -11,7 +11,6 @@
 #include "backward_sm90/dbias_sums.cuh"
 #include "backward_sm90/keys.cuh"
 #include "backward_sm90/pipeline.cuh"
-#include "backward_sm90/schedule.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/x2.cuh"
 #include "ptx/barrier.cuh"
@@ -243,24 +242,11 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
 #endif
 }
 
-/* Whether keys are loaded. A persistent block loads none for a work tile without queries. */
-FA_DEVICE bool loads_keys(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                          block_work *own)
-{
-#if PERSISTENT
-    own->first = own->loads = own->clears = 0;
-    ptx_fence_proxy_async(); /* of the barriers */
-    find_work(p, s, own);
-    return own->tiles > 0;
-#else
-    (void)p, (void)s, (void)own;
-    return true;
-#endif
-}
+#if !PERSISTENT /* a persistent block has a scheduler warp: schedule.cuh */
 
 /* Executed by one thread of each warp of the first warpgroup: initializes the barriers, issues the
- * loads of keys and values as soon as the keys are known, and describes the block's work, or the
- * first work tile of a persistent block. Returns whether there are loads. */
+ * loads of keys and values as soon as the keys are known, and describes the block's work. Returns
+ * whether there are loads. */
 FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
                            const fa_backward_sm90_params *s, int64_t block)
 {
@@ -269,22 +255,13 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
     if (warp == 0) init_barriers(pipe->state);
     if (warp == 3) prefetch_maps(s);
     const bool any = find_keys(p, s, block, &own);
-    if (warp == 0 && any && loads_keys(p, s, &own)) issue_keys(pipe, s, &own);
+    if (warp == 0 && any) issue_keys(pipe, s, &own);
     if (warp == 1 && any) describe_work(p, s, &own, w);
     if (warp == 1 && !any) describe_nothing(&own, w);
     if (warp == 2 && any) describe_rows(p, s, &own, w);
     if (warp == 3 && any) describe_masks(p, s, &own, w);
-#if PERSISTENT
-    if (warp == 1) {
-        w->ends = false;
-        w->work = (int32_t)block;
-        w->first = w->loads = w->clears = 0;
-    }
-#endif
     return any;
 }
-
-#if !PERSISTENT
 
 /* A block without work does not end before nothing more is written to its shared memory. */
 FA_DEVICE void wait_for_keys(const pipeline *pipe)
@@ -452,8 +429,7 @@ FA_DEVICE void produce_work_tiles(const pipeline *block, const fa_attention_para
     pipeline own = *block;
     const bool any = acquire_work_tile(&own, 0);
     /* The first keys are no results of the grid before this one. */
-    if (any && !begins_at_once(p, s) && own.work->tiles > 0 && threadIdx.x % 32 == 0)
-        issue_keys(&own, s, own.work);
+    if (any && own.work->tiles > 0 && threadIdx.x % 32 == 0) issue_keys(&own, s, own.work);
     __syncwarp();
     ptx_wait_for_grids();
 #pragma unroll 1

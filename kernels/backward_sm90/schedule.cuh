@@ -41,13 +41,6 @@ FA_DEVICE bool begins_with_own(const fa_attention_params *p, const fa_backward_s
     return !s->next_work || !waits || has_one_work_tile(p);
 }
 
-/* Whether the block's first work tile is described when the block begins, by several threads with
- * more registers than the scheduler has. */
-FA_DEVICE bool begins_at_once(const fa_attention_params *p, const fa_backward_sm90_params *s)
-{
-    return begins_with_own(p, s) && !s->cleared;
-}
-
 /* The block's work tile n: the first one by the block's number, the others from a counter, which
  * `prepare` clears. If blocks wait for others, which clear sums, store first shares or add theirs
  * before, all come from the counter: then work tiles with lower numbers belong to blocks that have
@@ -72,7 +65,8 @@ FA_DEVICE void wait_until_late(const pipeline *pipe, int n)
     if (n > 0) ptx_mbarrier_wait(&pipe->state->work_loaded[(n - 1) % WORKS], work_parity(n - 1));
 }
 
-/* The scheduler warp. It describes a work tile while the block computes the previous one. */
+/* The scheduler warp. It describes a work tile while the block computes the previous one, and the
+ * first one, if that is known, while the grid before this one still runs. */
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
                         const fa_backward_sm90_params *s)
 {
@@ -80,16 +74,11 @@ FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
     const block_work *before = NULL;
     const bool leads = threadIdx.x % 32 == 0;
     int64_t number = 0;
-    int n = 0;
-    if (begins_at_once(p, s)) {
-        before = &state->works[n++];
-        if (leads) ptx_mbarrier_arrive(&state->work_full[0]);
-    }
-    for (; number < p->tasks; n++) {
+    for (int n = 0; number < p->tasks; n++) {
         block_work *w = &state->works[n % WORKS];
         ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
         wait_until_late(pipe, n);
-        ptx_wait_for_grids();
+        if (n > 0 || s->cleared || !begins_with_own(p, s)) ptx_wait_for_grids();
         if (leads) number = take_work_tile(p, s, n);
         number = __shfl_sync(0xffffffff, (uint32_t)number, 0);
 #if CLEARS_AHEAD
