@@ -331,7 +331,7 @@ static fa_status check_apart(const regions *r)
 
 #define ALL_FLAGS                                                                                  \
     ((uint32_t)(FA_CAUSAL | FA_DIAGONAL | FA_WINDOW | FA_SCALE | FA_DETERMINISTIC |                \
-                FA_BATCH_INVARIANT))
+                FA_BATCH_INVARIANT | FA_FULL_WORKSPACE))
 
 static fa_status check_flags(const fa_options *o)
 {
@@ -520,6 +520,7 @@ static void set_options(const fa_arguments *a, fa_problem *p)
     p->diagonal_given = o->flags & FA_DIAGONAL;
     p->deterministic = o->flags & FA_DETERMINISTIC;
     p->batch_invariant = o->flags & FA_BATCH_INVARIANT;
+    p->full_workspace = o->flags & FA_FULL_WORKSPACE;
     p->diagonal = o->diagonal;
     p->window_left = window ? o->window_left : -1;
     p->window_right = window ? o->window_right : -1;

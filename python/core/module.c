@@ -109,6 +109,7 @@ static PyObject *run(call *c, const work *w, PyObject *q)
     PyObject *memory = NULL;
     fa_status status;
     const bool may_ask = c->where.cuda && c->allocator;
+    if (may_ask) c->options.flags |= FA_FULL_WORKSPACE;
     int more = may_ask && workspace_expected[w->pass] ? get_workspace(c, w, q, &memory) : 0;
     do {
         if (more < 0) {

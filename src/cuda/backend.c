@@ -11,6 +11,7 @@
 
 #include "cuda/checks.h"
 #include "cuda/driver.h"
+#include "cuda/family.h"
 #include "cuda/images.h"
 #include "cuda/plan.h"
 #include "cuda/plan_append.h"
@@ -193,6 +194,17 @@ static fa_status queue_plan(const fa_cuda_plan *plan, const fa_cuda_call *call,
                                                            : cuda_failed(&fault, device->ordinal);
 }
 
+/* If there is too little workspace for a plan that can do without, replaces it by one that needs none. */
+static void use_less_workspace(const fa_problem *p, const fa_cuda_device *device,
+                               fa_cuda_plan *plan)
+{
+    const fa_cuda_family *other = plan->family ? plan->family->without_workspace : NULL;
+    fa_cuda_plan found;
+    if (!other || p->full_workspace || p->workspace_size >= plan->workspace_bytes) return;
+    fa_cuda_plan_begin(device, other, &found);
+    if (other->plan(p, device, &found, NULL, 0)) *plan = found;
+}
+
 static fa_status run(const fa_arguments *a, const fa_problem *p)
 {
     fa_cuda_device device = {0};
@@ -200,6 +212,7 @@ static fa_status run(const fa_arguments *a, const fa_problem *p)
     bool current = false;
     FA_TRY(find_device(false, &device, &current));
     FA_TRY(make_plan(p, &device, false, &plan));
+    use_less_workspace(p, &device, &plan);
     FA_TRY(fa_check_locations(a, location_of(&device)));
     FA_TRY(check_problem_workspace(p, plan.workspace_bytes, &device));
     FA_TRY(check_on_device(a, p, &device));

@@ -26,6 +26,9 @@ struct fa_cuda_family {
      * gradients are known, none of these will run the problem. */
     const fa_cuda_family *replaces[3];
 
+    /* The family that runs the problem if the call has too little workspace; NULL: the call fails. */
+    const fa_cuda_family *without_workspace;
+
     /* Adds launches to an empty plan, and sets arithmetic and workspace_bytes. False if it cannot run the problem; why, if
      * it is not NULL, then names the argument and its value: "q.dtype is float32". */
     bool (*plan)(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,

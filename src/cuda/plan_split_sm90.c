@@ -434,5 +434,6 @@ const fa_cuda_family fa_cuda_forward_split_sm90 = {
     .newest = 90,
     .does_few = true,
     .slower = is_split_slower,
+    .without_workspace = &fa_cuda_forward_sm90,
     .plan = plan_split,
 };
