@@ -6,9 +6,14 @@
  * A thread computes eight columns of a row. It issues the loads of up to AHEAD parts before it uses any of them: the
  * loads mostly hit the second-level cache, and their latency is most of the time.
  *
- * Compile-time parameter: ELEMENT, of the outputs.
+ * Compile-time parameters: ELEMENT, of the outputs; OWN_LENGTHS, 1 if lengths are on the device: may be left out.
  */
+#ifndef OWN_LENGTHS
+#define OWN_LENGTHS 0
+#endif
+
 #include "common/rows.cuh"
+#include "common/sequence.cuh"
 #include "common/x2.cuh"
 #include "forward_sm90/finish.cuh"
 #include "forward_sm90/forward_sm90.h"
@@ -18,17 +23,62 @@
 
 enum {
     THREADS = FA_SM90_MERGE_THREADS,
-    COLUMNS = 8, /* of a thread */
-    AHEAD = 4    /* parts; FA_SM90_PARTS is a multiple of it */
+    COLUMNS = FA_SM90_MERGE_COLUMNS,
+    AHEAD = 4 /* parts; FA_SM90_PARTS is a multiple of it */
 };
 
 /* Where a thread's columns of a row are. */
 typedef struct row_columns {
     int batch, head, row, column;
-    int parts;     /* of the row's query tile */
+    bool no_query; /* the outputs are zeros: it is behind the last query of its sequence */
+    int parts;     /* of the row's query tile; 0: there is nothing to merge */
     int first_row; /* the row's number among the rows of the slots */
     int64_t lse;   /* among the rows of all heads */
 } row_columns;
+
+#if OWN_LENGTHS
+
+/* Rows of a query tile that a block has: it has no others. */
+FA_DEVICE uint32_t count_block_rows(const fa_attention_params *p)
+{
+    return FA_SM90_MERGE_ROWS((uint32_t)p->d_v);
+}
+
+/* The block's query tile, by its task of the first part. */
+FA_DEVICE uint32_t find_block_task(const fa_attention_params *p, const fa_sm90_split *split)
+{
+    const uint32_t rows = count_block_rows(p);
+    return blockIdx.x / (((uint32_t)split->queries + rows - 1) / rows);
+}
+
+FA_DEVICE fa_tile find_block_tile(const fa_attention_params *p, const fa_sm90_split *split)
+{
+    const fa_sm90_part part = fa_sm90_find_part(split, (int32_t)find_block_task(p, split));
+    return fa_find_tile(p, part.head * p->tiles + p->tiles - 1 - part.tile, split->queries);
+}
+
+/* False if the thread has no row. */
+FA_DEVICE bool find_columns_of_tile(const fa_attention_params *p, const fa_sm90_split *split,
+                                    const fa_tile *t, row_columns *at)
+{
+    const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS, rows = count_block_rows(p);
+    const uint32_t task = find_block_task(p, split), own = threadIdx.x / groups;
+    const uint32_t blocks = ((uint32_t)split->queries + rows - 1) / rows;
+    const int row = (int)((blockIdx.x - task * blocks) * rows + own);
+    const int64_t i = t->first + row;
+    if (own >= rows || row >= split->queries || i >= t->room_q) return false;
+    at->column = (int)(threadIdx.x - own * groups) * COLUMNS;
+    at->batch = (int)t->block_q;
+    at->head = (int)t->head;
+    at->row = (int)(t->start_q + i);
+    at->lse = fa_row_index(p, t, i);
+    at->first_row = (int)task * split->queries + row;
+    at->no_query = i >= t->n_q;
+    at->parts = at->no_query ? 0 : split->parts;
+    return true;
+}
+
+#else
 
 /* Divisions are opaque, so that they come before the wait for the first launch, not where their results are used. */
 FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split)
@@ -43,11 +93,14 @@ FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_s
     at.batch = (int)fa_opaque(outer / heads);
     at.head = (int)(outer - (uint32_t)at.batch * heads);
     const int tile = at.row / split->queries;
+    at.no_query = false;
     at.parts = fa_sm90_count_parts(split, tile);
     const int32_t task = fa_sm90_task_of(split, 0, tile, (int32_t)outer);
     at.first_row = (int)fa_opaque((uint32_t)((task - tile) * split->queries + at.row));
     return at;
 }
+
+#endif
 
 /* The row's number among the rows of all slots. */
 FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
@@ -143,7 +196,8 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
         for (int i = 0; i < AHEAD; i++)
             if (!skipped[first + i]) add_part(out, sums[first + i].base, x + 2 * i);
     }
-    const float factor = finish_sum(all.base, all.sum, sink, false, &lse);
+    float factor = finish_sum(all.base, all.sum, sink, false, &lse);
+    if (at->no_query) factor = 0.0f, lse = -INFINITY;
     store_columns(p, at, out, factor);
     if (p->lse && at->column == 0) p->lse[at->lse] = lse;
 }
@@ -153,8 +207,18 @@ FA_KERNEL __launch_bounds__(THREADS)
     forward_sm90_merge(const __grid_constant__ fa_attention_params p,
                        const __grid_constant__ fa_sm90_params s)
 {
+#if OWN_LENGTHS
+    __shared__ fa_tile tile;
+    row_columns at;
+    ptx_wait_for_grids(); /* also for lengths, which a grid in front may write */
+    ptx_let_next_grid_start();
+    if (threadIdx.x == 0) tile = find_block_tile(&p, &s.split);
+    __syncthreads();
+    if (find_columns_of_tile(&p, &s.split, &tile, &at)) merge_columns(&p, &s.split, &at);
+#else
     const row_columns at = find_columns(&p, &s.split);
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
     if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
+#endif
 }
