@@ -38,41 +38,35 @@ typedef struct row_columns {
 
 #if OWN_LENGTHS
 
-/* Rows of a query tile that a block has: it has no others. */
-FA_DEVICE uint32_t count_block_rows(const fa_attention_params *p)
+/* What is known before lengths: the block's rows are those of one query tile. number: the tile's, as in fa_find_tile. Divisions
+ * come before the wait, as below. A thread without a row gets one behind the query tile. */
+FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split,
+                                   uint32_t *number)
 {
-    return FA_SM90_MERGE_ROWS((uint32_t)p->d_v);
+    const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS,
+                   rows = FA_SM90_MERGE_ROWS((uint32_t)p->d_v);
+    const uint32_t queries = (uint32_t)split->queries, blocks = (queries + rows - 1) / rows;
+    const uint32_t task = blockIdx.x / blocks, own = threadIdx.x / groups;
+    const uint32_t row = own < rows ? (blockIdx.x - task * blocks) * rows + own : queries;
+    const fa_sm90_part part = fa_sm90_find_part(split, (int32_t)task);
+    row_columns at;
+    *number = fa_opaque((uint32_t)(part.head * p->tiles + p->tiles - 1 - part.tile));
+    at.column = (int)(fa_opaque(threadIdx.x - own * groups) * COLUMNS);
+    at.row = (int)fa_opaque(row);
+    at.first_row = (int)(fa_opaque(task) * queries) + at.row;
+    return at;
 }
 
-/* The block's query tile, by its task of the first part. */
-FA_DEVICE uint32_t find_block_task(const fa_attention_params *p, const fa_sm90_split *split)
+/* Finds the row among those of its sequence. False if there is none. */
+FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split,
+                          const fa_tile *t, row_columns *at)
 {
-    const uint32_t rows = count_block_rows(p);
-    return blockIdx.x / (((uint32_t)split->queries + rows - 1) / rows);
-}
-
-FA_DEVICE fa_tile find_block_tile(const fa_attention_params *p, const fa_sm90_split *split)
-{
-    const fa_sm90_part part = fa_sm90_find_part(split, (int32_t)find_block_task(p, split));
-    return fa_find_tile(p, part.head * p->tiles + p->tiles - 1 - part.tile, split->queries);
-}
-
-/* False if the thread has no row. */
-FA_DEVICE bool find_columns_of_tile(const fa_attention_params *p, const fa_sm90_split *split,
-                                    const fa_tile *t, row_columns *at)
-{
-    const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS, rows = count_block_rows(p);
-    const uint32_t task = find_block_task(p, split), own = threadIdx.x / groups;
-    const uint32_t blocks = ((uint32_t)split->queries + rows - 1) / rows;
-    const int row = (int)((blockIdx.x - task * blocks) * rows + own);
-    const int64_t i = t->first + row;
-    if (own >= rows || row >= split->queries || i >= t->room_q) return false;
-    at->column = (int)(threadIdx.x - own * groups) * COLUMNS;
+    const int64_t i = t->first + at->row;
+    if (at->row >= split->queries || i >= t->room_q) return false;
     at->batch = (int)t->block_q;
     at->head = (int)t->head;
     at->row = (int)(t->start_q + i);
     at->lse = fa_row_index(p, t, i);
-    at->first_row = (int)task * split->queries + row;
     at->no_query = i >= t->n_q;
     at->parts = at->no_query ? 0 : split->parts;
     return true;
@@ -209,12 +203,13 @@ FA_KERNEL __launch_bounds__(THREADS)
 {
 #if OWN_LENGTHS
     __shared__ fa_tile tile;
-    row_columns at;
+    uint32_t number;
+    row_columns at = find_columns(&p, &s.split, &number);
     ptx_wait_for_grids(); /* also for lengths, which a grid in front may write */
     ptx_let_next_grid_start();
-    if (threadIdx.x == 0) tile = find_block_tile(&p, &s.split);
+    if (threadIdx.x == 0) tile = fa_find_tile(&p, number, s.split.queries);
     __syncthreads();
-    if (find_columns_of_tile(&p, &s.split, &tile, &at)) merge_columns(&p, &s.split, &at);
+    if (locate_row(&p, &s.split, &tile, &at)) merge_columns(&p, &s.split, &at);
 #else
     const row_columns at = find_columns(&p, &s.split);
     ptx_wait_for_grids();

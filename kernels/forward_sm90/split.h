@@ -15,9 +15,8 @@
  * If lengths are on the device, only the device knows how many key tiles a query tile sees. Then all query tiles have the
  * same number of parts, which have equal shares of its key tiles: part_tiles is 0, and all of first_tile. Shares are empty
  * where there are fewer key tiles than parts. Heads are those of one batch item if queries are packed, because tiles are
- * then numbered over all rows (common/packed.h), and numbers without rows have no task.
- *
- * The second launch has a variant of its own then (own_lengths in variants.h).
+ * then numbered over all rows (common/packed.h); the tasks of numbers without rows are left out. The second launch has a
+ * variant of its own (own_lengths in variants.h), whose blocks find their rows by the lengths.
  *
  * Task n leaves the sums of its rows, before they are divided, in slot n of the workspace.
  */

@@ -341,13 +341,24 @@ static int64_t count_work_tiles(const fa_problem *p, const shape *s)
     return p->heads_q * (each <= packed / p->batch ? each * p->batch : packed);
 }
 
-/* With so many parts of each work tile. The hardware starts a block when another has ended. */
-static double shares_seconds(const shape *s, int64_t work_tiles, int64_t parts, int64_t blocks)
+/* What the multiprocessors have to do. */
+typedef struct work {
+    int64_t tiles;           /* work tiles */
+    double longest, average; /* their key tiles */
+} work;
+
+static work find_work(const fa_problem *p, const shape *s)
 {
-    const double longest = (double)count_key_tiles(s, s->tiles - 1), average = average_tiles(s);
-    const double rounds = (double)fa_cuda_count_tiles(work_tiles * parts, blocks);
-    return fmax(ceil(longest / (double)parts) * s->tile_seconds + task_seconds,
-                rounds * (average / (double)parts * s->tile_seconds + task_seconds));
+    return (work){count_work_tiles(p, s), (double)count_key_tiles(s, s->tiles - 1),
+                  average_tiles(s)};
+}
+
+/* With so many parts of each work tile. The hardware starts a block when another has ended. */
+static double shares_seconds(const shape *s, const work *w, int64_t parts, int64_t blocks)
+{
+    const double rounds = (double)fa_cuda_count_tiles(w->tiles * parts, blocks);
+    return fmax(ceil(w->longest / (double)parts) * s->tile_seconds + task_seconds,
+                rounds * (w->average / (double)parts * s->tile_seconds + task_seconds));
 }
 
 /* The number of tasks, also of those without rows. */
@@ -359,15 +370,14 @@ static int64_t count_share_tasks(const fa_problem *p, const shape *s, int64_t pa
 }
 
 /* How many parts, and the time with them. They fill two rounds at most: more would only be shorter. */
-static choice choose_shares(const fa_problem *p, const shape *s, const fa_cuda_device *device)
+static choice choose_shares(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
-    const int64_t blocks = device->multiprocessors, work_tiles = count_work_tiles(p, s);
     choice best = {0, INFINITY};
     for (int64_t parts = 2; parts <= FA_SM90_PARTS; parts++) {
-        if (parts > 2 && work_tiles * parts > MOST_ROUNDS_OF_SHARES * blocks) break;
+        if (parts > 2 && w->tiles * parts > MOST_ROUNDS_OF_SHARES * blocks) break;
         if (count_bytes(s, count_share_tasks(p, s, parts)) > MOST_WORKSPACE) break;
         const double seconds =
-            shares_seconds(s, work_tiles, parts, blocks) + merging_seconds(s, work_tiles * parts);
+            shares_seconds(s, w, parts, blocks) + merging_seconds(s, w->tiles * parts);
         if (seconds < best.seconds) best = (choice){parts, seconds};
     }
     return best;
@@ -393,10 +403,11 @@ static bool are_shares_slower(const fa_problem *p, const fa_cuda_device *device)
     const fa_variant *v = find_variant(p);
     if (!v) return true;
     const shape s = find_longest(p, v);
-    const int64_t blocks = device->multiprocessors, work_tiles = count_work_tiles(p, &s);
-    if (s.n_k < LEAST_KEYS || work_tiles > blocks) return true;
-    return shares_seconds(&s, work_tiles, 1, blocks) <=
-           least_gain_of_shares * choose_shares(p, &s, device).seconds;
+    const int64_t blocks = device->multiprocessors;
+    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > blocks) return true;
+    const work w = find_work(p, &s);
+    return shares_seconds(&s, &w, 1, blocks) <=
+           least_gain_of_shares * choose_shares(p, &s, &w, blocks).seconds;
 }
 
 /* ---- The launches ---------------------------------------------------------------------------- */
@@ -497,6 +508,20 @@ static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     return true;
 }
 
+/* The number of parts, and the length of a part. 0: there is none. */
+static int64_t choose_number(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+{
+    const shape s = find_longest(p, v);
+    const work w = find_work(p, &s);
+    return choose_shares(p, &s, &w, device->multiprocessors).number;
+}
+
+static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+{
+    const shape s = find_shape(p, v);
+    return choose_length(&s, device).number;
+}
+
 static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                        char *why, size_t size)
 {
@@ -507,9 +532,7 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
     fa_cuda_plan_launch *l = &plan->launches[0];
     const bool shares = fa_cuda_has_own_lengths(p);
     const fa_variant *v = &fa_variants[l->variant];
-    const shape s = shares ? find_longest(p, v) : find_shape(p, v);
-    const int64_t chosen =
-        shares ? choose_shares(p, &s, device).number : choose_length(&s, device).number;
+    const int64_t chosen = shares ? choose_number(p, v, device) : choose_part(p, v, device);
     if (chosen == 0) {
         fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
                     (int)(MOST_WORKSPACE >> 20));
