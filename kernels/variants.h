@@ -137,6 +137,7 @@ END(forward, sm90_split)
 /* Merges the parts. */
 FAMILY(forward_merge, sm90)
 VARIANT_16BIT(forward_sm90_merge, .file = "forward_sm90/merge", .kernel = "forward_sm90_merge", .architecture = 90)
+VARIANT_16BIT(forward_sm90_merge_lengths, .file = "forward_sm90/merge", .kernel = "forward_sm90_merge", .architecture = 90, .own_lengths = 1)
 END(forward_merge, sm90)
 
 FAMILY(forward, sm80)

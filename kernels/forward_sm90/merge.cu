@@ -6,9 +6,14 @@
  * A thread computes eight columns of a row. It issues the loads of up to AHEAD parts before it uses any of them: the
  * loads mostly hit the second-level cache, and their latency is most of the time.
  *
- * Compile-time parameter: ELEMENT, of the outputs.
+ * Compile-time parameters: ELEMENT, of the outputs; OWN_LENGTHS, 1 if lengths are on the device: may be left out.
  */
+#ifndef OWN_LENGTHS
+#define OWN_LENGTHS 0
+#endif
+
 #include "common/rows.cuh"
+#include "common/sequence.cuh"
 #include "common/x2.cuh"
 #include "forward_sm90/finish.cuh"
 #include "forward_sm90/forward_sm90.h"
@@ -18,17 +23,56 @@
 
 enum {
     THREADS = FA_SM90_MERGE_THREADS,
-    COLUMNS = 8, /* of a thread */
-    AHEAD = 4    /* parts; FA_SM90_PARTS is a multiple of it */
+    COLUMNS = FA_SM90_MERGE_COLUMNS,
+    AHEAD = 4 /* parts; FA_SM90_PARTS is a multiple of it */
 };
 
 /* Where a thread's columns of a row are. */
 typedef struct row_columns {
     int batch, head, row, column;
-    int parts;     /* of the row's query tile */
+    bool no_query; /* the outputs are zeros: it is behind the last query of its sequence */
+    int parts;     /* of the row's query tile; 0: there is nothing to merge */
     int first_row; /* the row's number among the rows of the slots */
     int64_t lse;   /* among the rows of all heads */
 } row_columns;
+
+#if OWN_LENGTHS
+
+/* What is known before lengths: the block's rows are those of one query tile. number: the tile's, as in fa_find_tile. Divisions
+ * come before the wait, as below. A thread without a row gets one behind the query tile. */
+FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split,
+                                   uint32_t *number)
+{
+    const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS,
+                   rows = FA_SM90_MERGE_ROWS((uint32_t)p->d_v);
+    const uint32_t queries = (uint32_t)split->queries, blocks = (queries + rows - 1) / rows;
+    const uint32_t task = blockIdx.x / blocks, own = threadIdx.x / groups;
+    const uint32_t row = own < rows ? (blockIdx.x - task * blocks) * rows + own : queries;
+    const fa_sm90_part part = fa_sm90_find_part(split, (int32_t)task);
+    row_columns at;
+    *number = fa_opaque((uint32_t)(part.head * p->tiles + p->tiles - 1 - part.tile));
+    at.column = (int)(fa_opaque(threadIdx.x - own * groups) * COLUMNS);
+    at.row = (int)fa_opaque(row);
+    at.first_row = (int)(fa_opaque(task) * queries) + at.row;
+    return at;
+}
+
+/* Finds the row among those of its sequence. False if there is none. */
+FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split,
+                          const fa_tile *t, row_columns *at)
+{
+    const int64_t i = t->first + at->row;
+    if (at->row >= split->queries || i >= t->room_q) return false;
+    at->batch = (int)t->block_q;
+    at->head = (int)t->head;
+    at->row = (int)(t->start_q + i);
+    at->lse = fa_row_index(p, t, i);
+    at->no_query = i >= t->n_q;
+    at->parts = at->no_query ? 0 : split->parts;
+    return true;
+}
+
+#else
 
 /* Divisions are opaque, so that they come before the wait for the first launch, not where their results are used. */
 FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split)
@@ -43,11 +87,14 @@ FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_s
     at.batch = (int)fa_opaque(outer / heads);
     at.head = (int)(outer - (uint32_t)at.batch * heads);
     const int tile = at.row / split->queries;
+    at.no_query = false;
     at.parts = fa_sm90_count_parts(split, tile);
     const int32_t task = fa_sm90_task_of(split, 0, tile, (int32_t)outer);
     at.first_row = (int)fa_opaque((uint32_t)((task - tile) * split->queries + at.row));
     return at;
 }
+
+#endif
 
 /* The row's number among the rows of all slots. */
 FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
@@ -143,7 +190,8 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
         for (int i = 0; i < AHEAD; i++)
             if (!skipped[first + i]) add_part(out, sums[first + i].base, x + 2 * i);
     }
-    const float factor = finish_sum(all.base, all.sum, sink, false, &lse);
+    float factor = finish_sum(all.base, all.sum, sink, false, &lse);
+    if (at->no_query) factor = 0.0f, lse = -INFINITY;
     store_columns(p, at, out, factor);
     if (p->lse && at->column == 0) p->lse[at->lse] = lse;
 }
@@ -153,8 +201,19 @@ FA_KERNEL __launch_bounds__(THREADS)
     forward_sm90_merge(const __grid_constant__ fa_attention_params p,
                        const __grid_constant__ fa_sm90_params s)
 {
+#if OWN_LENGTHS
+    __shared__ fa_tile tile;
+    uint32_t number;
+    row_columns at = find_columns(&p, &s.split, &number);
+    ptx_wait_for_grids(); /* also for lengths, which a grid in front may write */
+    ptx_let_next_grid_start();
+    if (threadIdx.x == 0) tile = fa_find_tile(&p, number, s.split.queries);
+    __syncthreads();
+    if (locate_row(&p, &s.split, &tile, &at)) merge_columns(&p, &s.split, &at);
+#else
     const row_columns at = find_columns(&p, &s.split);
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
     if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
+#endif
 }

@@ -12,6 +12,12 @@
  * Under a causal mask, query tiles before first_tile[part] do not have the part, and there is no task for it. Some
  * tasks may be superfluous, because a window hides their keys.
  *
+ * If lengths are on the device, only the device knows how many key tiles a query tile sees. Then all query tiles have the
+ * same number of parts, which have equal shares of its key tiles: part_tiles is 0, and all of first_tile. Shares are empty
+ * where there are fewer key tiles than parts. Heads are those of one batch item if queries are packed, because tiles are
+ * then numbered over all rows (common/packed.h); the tasks of numbers without rows are left out. The second launch has a
+ * variant of its own (own_lengths in variants.h), whose blocks find their rows by the lengths.
+ *
  * Task n leaves the sums of its rows, before they are divided, in slot n of the workspace.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SPLIT_H
@@ -22,9 +28,14 @@
 #include "../common/divide.h"
 
 enum {
-    FA_SM90_PARTS = 16,         /* of a query tile, at most */
-    FA_SM90_MERGE_THREADS = 128 /* of a block of forward_sm90_merge */
+    FA_SM90_PARTS = 16,          /* of a query tile, at most */
+    FA_SM90_MERGE_THREADS = 128, /* of a block of forward_sm90_merge */
+    FA_SM90_MERGE_COLUMNS = 8    /* of such a thread */
 };
+
+/* Rows of a query tile that a block of forward_sm90_merge has if lengths are on the device. */
+#define FA_SM90_MERGE_ROWS(value_dim)                                                              \
+    (FA_SM90_MERGE_THREADS / (((value_dim) + FA_SM90_MERGE_COLUMNS - 1) / FA_SM90_MERGE_COLUMNS))
 
 /* A row's base, an exponent of 2, and the sum of its weights 2^(x - base). */
 typedef struct fa_sm90_row_sum {
@@ -38,9 +49,9 @@ typedef struct fa_sm90_row_sum {
 } fa_sm90_row_sum;
 
 typedef struct fa_sm90_split {
-    float *out;            /* of each slot: rows of a query tile, value_dim columns */
-    fa_sm90_row_sum *sums; /* of each slot: of its rows */
-    int32_t part_tiles, parts;
+    float *out;                 /* of each slot: rows of a query tile, value_dim columns */
+    fa_sm90_row_sum *sums;      /* of each slot: of its rows */
+    int32_t part_tiles, parts;  /* part_tiles 0: parts are equal shares */
     int32_t heads, tiles;       /* of all batch items; query tiles of a head */
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
     int32_t first_tile[FA_SM90_PARTS],

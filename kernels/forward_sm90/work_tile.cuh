@@ -77,12 +77,21 @@ FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
 
 #if SPLIT
 
-/* Leaves of a work tile the key tiles of a part of them. A part without keys, which superfluous tasks have, keeps one
- * key tile, because each work tile has one; nobody needs it. */
+/* The first key tile of a part. key_tiles: those that the query tile sees. */
+FA_DEVICE int find_first_of_part(const fa_sm90_split *split, int part, int key_tiles)
+{
+    return split->part_tiles ? part * split->part_tiles
+                             : (int)((uint32_t)(part * key_tiles) / (uint32_t)split->parts);
+}
+
+/* Leaves of a work tile the key tiles of a part of them. A part without keys, which superfluous tasks and empty shares
+ * have, keeps one key tile, because each work tile has one; nobody needs it. */
 FA_DEVICE void take_part(const fa_sm90_split *split, int part, work_tile *w)
 {
-    const int first = part * split->part_tiles, skipped = min(first, w->key_tiles) * KEYS;
-    const int tiles = min(w->key_tiles - first, split->part_tiles);
+    const int first = find_first_of_part(split, part, w->key_tiles),
+              skipped = min(first, w->key_tiles) * KEYS;
+    const int end = find_first_of_part(split, part + 1, w->key_tiles),
+              tiles = min(w->key_tiles, end) - first;
     w->key_tiles = max(tiles, 1);
     w->first_key += skipped;
     w->n_k = tiles > 0 ? min(w->n_k - skipped, tiles * KEYS) : 0;
@@ -158,7 +167,7 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
 
 #if SPLIT
 
-/* Task number `task`: a query tile and a part of its keys. */
+/* Task number `task`: a query tile and a part of its keys. Returns false if there are no rows, or no such task. */
 FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
                                   int64_t task, work_tile *w)
 {
@@ -167,6 +176,7 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
     const int64_t row = task * QUERIES;
     w->query_tile = fa_find_tile(p, part.head * p->tiles + p->tiles - 1 - part.tile, QUERIES);
+    if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = (char *)(s->split.out + row * VALUE_DIM);
     w->sums = s->split.sums + row;

@@ -1,7 +1,8 @@
 /*
  * forward_sm90_split: the forward pass on Hopper with split keys, for problems with too few work tiles for all
  * multiprocessors. Each work tile has a part of the keys, and a second launch merges the parts. A model of the time
- * decides how many key tiles a part has, and whether splitting is faster at all.
+ * decides how many key tiles a part has, and whether splitting is faster at all. If lengths are on the device, it decides
+ * how many parts a work tile has.
  */
 #include "cuda/plan_split_sm90.h"
 
@@ -23,12 +24,16 @@ static const double memory_rate = 3e12; /* bytes a second, of sums that are stor
 /* The model must be so many times as fast with split keys: it is not exact. */
 static const double least_gain = 1.1;
 
+/* The same if lengths are on the device: they may be shorter than they can be, and merging has to read them. */
+static const double least_gain_of_shares = 1.25;
+
 enum {
     NARROW = 64,        /* the largest head dim that has the lower rate */
     LEAST_QUERIES = 33, /* fewer are for decode_sm90 */
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
+    MOST_ROUNDS_OF_SHARES = 2,  /* of parts, if lengths are on the device */
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
     ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
@@ -42,14 +47,12 @@ static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; 
  * for these kernels, which never run them. */
 static bool refuse_split(const fa_problem *p, char *why, size_t size)
 {
-    if (p->rows_q < LEAST_QUERIES || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 || p->d_v < 1) {
+    if (p->max_q < LEAST_QUERIES || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 || p->d_v < 1) {
         fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected %d or more",
-                    p->rows_q, (int)LEAST_QUERIES);
+                    p->max_q, (int)LEAST_QUERIES);
         return true;
     }
-    const char *option = fa_cuda_has_own_lengths(p)  ? "lengths are on the device"
-                         : p->block_table            ? "options.block_table is set"
-                         : p->batch_invariant        ? "options.flags has FA_BATCH_INVARIANT"
+    const char *option = p->batch_invariant          ? "options.flags has FA_BATCH_INVARIANT"
                          : fa_cuda_changes_scores(p) ? "an option changes scores or weights"
                                                      : NULL;
     if (option) fa_cuda_say(why, size, "%s: keys are not split", option);
@@ -70,6 +73,16 @@ typedef struct shape {
 static int64_t clamp(int64_t x, int64_t least, int64_t most)
 {
     return x < least ? least : x > most ? most : x;
+}
+
+static const fa_variant *find_variant(const fa_problem *p)
+{
+    for (int i = FA_FIRST_forward_sm90_split; i < FA_END_forward_sm90_split; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v->element == (fa_element)p->q.dtype && p->d <= v->head_dim && p->d_v <= v->value_dim)
+            return v;
+    }
+    return NULL;
 }
 
 /* Larger than all positions, and small enough that sums do not overflow. */
@@ -227,15 +240,21 @@ static double split_seconds(const shape *s, int64_t part_tiles, int64_t tasks, i
     return merging + seconds_of_rounds(s, &split, blocks);
 }
 
-/* What splitting cannot beat: all multiprocessors are busy until the end, with one task each. */
-static double ideal_seconds(const shape *s, int64_t blocks)
+/* The key tiles of a query tile on average. */
+static double average_tiles(const shape *s)
 {
-    enum { SAMPLES = 16 }; /* query tiles, for the average number of key tiles */
-    const int64_t work_tiles = s->tiles * s->heads;
+    enum { SAMPLES = 16 }; /* query tiles */
     int64_t sum = 0;
     for (int64_t i = 0; i < SAMPLES; i++)
         sum += count_key_tiles(s, fa_divide((2 * i + 1) * s->tiles, 2 * SAMPLES));
-    const double each = (double)(sum * work_tiles) / (double)(SAMPLES * blocks);
+    return (double)sum / SAMPLES;
+}
+
+/* What splitting cannot beat: all multiprocessors are busy until the end, with one task each. */
+static double ideal_seconds(const shape *s, int64_t blocks)
+{
+    const int64_t work_tiles = s->tiles * s->heads;
+    const double each = average_tiles(s) * (double)work_tiles / (double)blocks;
     return merging_seconds(s, work_tiles) + each * s->tile_seconds + task_seconds;
 }
 
@@ -270,9 +289,9 @@ static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
     return (double)fa_cuda_count_tiles(order.tasks, blocks) * pair;
 }
 
-/* A length of parts in key tiles, and the time with it. tiles 0: none fits into the workspace. */
+/* A length of parts in key tiles, or a number of parts, and the time with it. 0: none fits into the workspace. */
 typedef struct choice {
-    int64_t tiles;
+    int64_t number;
     double seconds;
 } choice;
 
@@ -291,8 +310,8 @@ static choice choose_length(const shape *s, const fa_cuda_device *device)
     choice best = {0, INFINITY};
     for (int64_t parts = 2; parts <= FA_SM90_PARTS && parts <= most; parts++)
         try_length(s, blocks, fa_cuda_count_tiles(most, parts), &best);
-    if (best.tiles == 0 || most == count_key_tiles(s, 0)) return best;
-    const int64_t parts = count_parts(s, best.tiles),
+    if (best.number == 0 || most == count_key_tiles(s, 0)) return best;
+    const int64_t parts = count_parts(s, best.number),
                   least = fa_cuda_count_tiles(most, FA_SM90_PARTS);
     const int64_t shorter = fa_cuda_count_tiles(most, parts + 1),
                   longer = fa_cuda_count_tiles(most, parts - 1);
@@ -300,6 +319,95 @@ static choice choose_length(const shape *s, const fa_cuda_device *device)
     for (int64_t n = shorter < least ? least : shorter; n < longer; n += step)
         try_length(s, blocks, n, &best);
     return best;
+}
+
+/* ---- Lengths on the device ------------------------------------------------------------------- */
+
+/* The longest sequence, as far as the host knows. Of packed keys it knows only the sum. Short ones would gain less. */
+static shape find_longest(const fa_problem *p, const fa_variant *v)
+{
+    fa_problem longest = *p;
+    longest.rows_q = p->max_q;
+    if (p->cu_seqlens_k) longest.n_k = fa_cuda_count_tiles(p->rows_k, p->batch);
+    return find_shape(&longest, v);
+}
+
+/* Work tiles that may have rows. Tiles of packed queries have more numbers. */
+static int64_t count_work_tiles(const fa_problem *p, const shape *s)
+{
+    const int64_t each = fa_cuda_count_tiles(p->max_q, s->queries);
+    if (!p->cu_seqlens_q) return each * count_heads(p);
+    const int64_t packed = p->rows_q / s->queries + p->batch;
+    return p->heads_q * (each <= packed / p->batch ? each * p->batch : packed);
+}
+
+/* What the multiprocessors have to do. */
+typedef struct work {
+    int64_t tiles;           /* work tiles */
+    double longest, average; /* their key tiles */
+} work;
+
+static work find_work(const fa_problem *p, const shape *s)
+{
+    return (work){count_work_tiles(p, s), (double)count_key_tiles(s, s->tiles - 1),
+                  average_tiles(s)};
+}
+
+/* With so many parts of each work tile. The hardware starts a block when another has ended. */
+static double shares_seconds(const shape *s, const work *w, int64_t parts, int64_t blocks)
+{
+    const double rounds = (double)fa_cuda_count_tiles(w->tiles * parts, blocks);
+    return fmax(ceil(w->longest / (double)parts) * s->tile_seconds + task_seconds,
+                rounds * (w->average / (double)parts * s->tile_seconds + task_seconds));
+}
+
+/* The number of tasks, also of those without rows. */
+static int64_t count_share_tasks(const fa_problem *p, const shape *s, int64_t parts)
+{
+    fa_cuda_plan_launch l;
+    fa_cuda_set_query_tasks(p, s->queries, &l);
+    return l.tasks * parts;
+}
+
+/* How many parts, and the time with them. They fill two rounds at most: more would only be shorter. */
+static choice choose_shares(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
+{
+    choice best = {0, INFINITY};
+    for (int64_t parts = 2; parts <= FA_SM90_PARTS; parts++) {
+        if (parts > 2 && w->tiles * parts > MOST_ROUNDS_OF_SHARES * blocks) break;
+        if (count_bytes(s, count_share_tasks(p, s, parts)) > MOST_WORKSPACE) break;
+        const double seconds =
+            shares_seconds(s, w, parts, blocks) + merging_seconds(s, w->tiles * parts);
+        if (seconds < best.seconds) best = (choice){parts, seconds};
+    }
+    return best;
+}
+
+/* Parts of equal shares: all query tiles have all of them. */
+static fa_sm90_split share_keys(const fa_problem *p, const shape *s, int64_t parts)
+{
+    const int64_t tasks = count_share_tasks(p, s, 1),
+                  heads = p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
+    fa_sm90_split split = {.parts = (int32_t)parts,
+                           .heads = (int32_t)heads,
+                           .tiles = (int32_t)fa_divide(tasks, heads),
+                           .queries = s->queries,
+                           .value_dim = s->variant->value_dim};
+    for (int32_t part = 0; part <= split.parts; part++)
+        split.first_task[part] = part * (int32_t)tasks;
+    return split;
+}
+
+static bool are_shares_slower(const fa_problem *p, const fa_cuda_device *device)
+{
+    const fa_variant *v = find_variant(p);
+    if (!v) return true;
+    const shape s = find_longest(p, v);
+    const int64_t blocks = device->multiprocessors;
+    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > blocks) return true;
+    const work w = find_work(p, &s);
+    return shares_seconds(&s, &w, 1, blocks) <=
+           least_gain_of_shares * choose_shares(p, &s, &w, blocks).seconds;
 }
 
 /* ---- The launches ---------------------------------------------------------------------------- */
@@ -347,32 +455,71 @@ static bool queue_merge(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pl
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
+static void set_split(const shape *s, fa_sm90_split split, int64_t most_blocks, fa_cuda_plan *plan)
+{
+    fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
+    const int32_t tasks = split.first_task[split.parts];
+    l->sm90.split = merge->sm90.split = split;
+    l->grid = (uint32_t)(tasks < most_blocks ? tasks : most_blocks);
+    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes =
+        (size_t)count_bytes(s, tasks);
+}
+
 void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t part_tiles,
                             fa_cuda_plan *plan)
 {
-    fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
-    const shape s = find_shape(p, &fa_variants[l->variant]);
-    l->sm90.split = merge->sm90.split = cut_keys(&s, part_tiles);
-    const int32_t tasks = l->sm90.split.first_task[l->sm90.split.parts];
-    l->grid = (uint32_t)(tasks < device->multiprocessors ? tasks : device->multiprocessors);
-    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes =
-        (size_t)count_bytes(&s, tasks);
+    const shape s = find_shape(p, &fa_variants[plan->launches[0].variant]);
+    set_split(&s, cut_keys(&s, part_tiles), device->multiprocessors, plan);
+}
+
+/* A block for each task: some have no rows, and which ones only the device knows. */
+void fa_cuda_share_split_sm90(const fa_problem *p, int64_t parts, fa_cuda_plan *plan)
+{
+    const shape s = find_longest(p, &fa_variants[plan->launches[0].variant]);
+    set_split(&s, share_keys(p, &s, parts), INT32_MAX, plan);
+}
+
+/* The blocks of the second launch. If lengths are on the device, a block has rows of one query tile. */
+static int64_t count_merge_blocks(const fa_problem *p, int queries, fa_cuda_plan_launch *l)
+{
+    if (fa_cuda_has_own_lengths(p)) {
+        fa_cuda_set_query_tasks(p, queries, l);
+        return l->tasks * fa_cuda_count_tiles(queries, FA_SM90_MERGE_ROWS(p->d_v));
+    }
+    const int64_t threads =
+        count_heads(p) * p->rows_q * fa_cuda_count_tiles(p->d_v, FA_SM90_MERGE_COLUMNS);
+    return fa_cuda_count_tiles(threads, FA_SM90_MERGE_THREADS);
 }
 
 static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    enum { COLUMNS = 8 }; /* of a thread */
-    const int variant = p->q.dtype == FA_FLOAT16 ? FA_VARIANT_forward_sm90_merge_f16
-                                                 : FA_VARIANT_forward_sm90_merge_bf16;
+    static const int variants[][2] = {
+        {FA_VARIANT_forward_sm90_merge_f16, FA_VARIANT_forward_sm90_merge_lengths_f16},
+        {FA_VARIANT_forward_sm90_merge_bf16, FA_VARIANT_forward_sm90_merge_lengths_bf16}};
+    const int variant = variants[p->q.dtype != FA_FLOAT16][fa_cuda_has_own_lengths(p)];
+    const int queries = FA_SM90_QUERIES(fa_variants[plan->launches[0].variant].consumers);
     fa_cuda_plan_launch *l = fa_cuda_plan_add(&fa_variants[variant], FA_SM90_MERGE_THREADS, 0,
                                               queue_merge, device, plan, why, size);
     if (!l) return false;
-    const int64_t threads = count_heads(p) * p->rows_q * fa_cuda_count_tiles(p->d_v, COLUMNS);
-    l->grid = fa_cuda_grid(fa_cuda_count_tiles(threads, FA_SM90_MERGE_THREADS));
+    l->grid = fa_cuda_grid(count_merge_blocks(p, queries, l));
     l->overlaps = true;
     l->idle = false;
     return true;
+}
+
+/* The number of parts, and the length of a part. 0: there is none. */
+static int64_t choose_number(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+{
+    const shape s = find_longest(p, v);
+    const work w = find_work(p, &s);
+    return choose_shares(p, &s, &w, device->multiprocessors).number;
+}
+
+static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+{
+    const shape s = find_shape(p, v);
+    return choose_length(&s, device).number;
 }
 
 static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -383,9 +530,10 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
                           why, size))
         return false;
     fa_cuda_plan_launch *l = &plan->launches[0];
-    const shape s = find_shape(p, &fa_variants[l->variant]);
-    const int64_t part_tiles = choose_length(&s, device).tiles;
-    if (part_tiles == 0) {
+    const bool shares = fa_cuda_has_own_lengths(p);
+    const fa_variant *v = &fa_variants[l->variant];
+    const int64_t chosen = shares ? choose_number(p, v, device) : choose_part(p, v, device);
+    if (chosen == 0) {
         fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
                     (int)(MOST_WORKSPACE >> 20));
         return false;
@@ -393,18 +541,9 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
     l->queue = queue_split;
     l->overlaps = true;
     if (!add_merge(p, device, plan, why, size)) return false;
-    fa_cuda_cut_split_sm90(p, device, part_tiles, plan);
+    if (shares) fa_cuda_share_split_sm90(p, chosen, plan);
+    else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
-}
-
-static const fa_variant *find_variant(const fa_problem *p)
-{
-    for (int i = FA_FIRST_forward_sm90_split; i < FA_END_forward_sm90_split; i++) {
-        const fa_variant *v = &fa_variants[i];
-        if (v->element == (fa_element)p->q.dtype && p->d <= v->head_dim && p->d_v <= v->value_dim)
-            return v;
-    }
-    return NULL;
 }
 
 /* Whether forward_sm90 is faster. Most problems have so many work tiles that the model is not needed. */
@@ -414,6 +553,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     fa_cuda_plan plain;
     (void)why, (void)size;
     if (p->n_k < LEAST_KEYS || refuse_split(p, NULL, 0)) return true;
+    if (fa_cuda_has_own_lengths(p)) return are_shares_slower(p, device);
     const int64_t rounds = MOST_ROUNDS * (int64_t)device->multiprocessors;
     if (count_heads(p) >= rounds ||
         count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) >= rounds)

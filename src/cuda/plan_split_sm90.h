@@ -17,8 +17,12 @@ bool fa_cuda_split_sm90_params(const fa_problem *problem, const fa_cuda_plan_lau
 /* What the second launch reads of its second parameter. */
 fa_sm90_split fa_cuda_split_of(const fa_problem *problem, const fa_cuda_plan_launch *launch);
 
-/* Cuts the keys of a plan of this family into parts of so many key tiles, at most FA_SM90_PARTS parts. */
+/* Cuts the keys of a plan of this family into parts of so many key tiles, at most FA_SM90_PARTS parts. Lengths are not on
+ * the device. */
 void fa_cuda_cut_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
                             int64_t part_tiles, fa_cuda_plan *plan);
+
+/* If lengths are on the device: cuts the keys of each query tile into so many equal shares. */
+void fa_cuda_share_split_sm90(const fa_problem *problem, int64_t parts, fa_cuda_plan *plan);
 
 #endif

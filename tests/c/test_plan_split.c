@@ -30,6 +30,7 @@ static fa_problem make_problem(int64_t heads, int64_t n_q, int64_t n_k, int64_t 
                     .heads_q = heads,
                     .heads_kv = heads,
                     .n_q = n_q,
+                    .max_q = n_q,
                     .n_k = n_k,
                     .rows_q = n_q,
                     .rows_k = n_k,
@@ -176,22 +177,125 @@ static void test_choice(void)
     }
 }
 
+/* A server's call: packed queries over pages, with lengths on the device. Two heads share one of the cache. */
+static fa_problem make_chunk(int64_t heads, int64_t batch, int64_t rows, int64_t n_k, int64_t d)
+{
+    static const int32_t numbers[1];
+    enum { PAGE = 16 };
+    fa_problem p = make_problem(heads, rows, n_k, d);
+    p.batch = batch;
+    p.heads_kv = heads / 2;
+    p.blocks_k = batch * n_k / PAGE;
+    p.rows_k = PAGE;
+    set_view(&p.k, PAGE, heads / 2, d);
+    set_view(&p.v, PAGE, heads / 2, d);
+    p.cu_seqlens_q = p.seqlens_k = p.block_table = numbers;
+    p.block_table_stride = n_k / PAGE;
+    p.causal = true;
+    return p;
+}
+
+/* Each part of each work tile of forward_sm90's numbering is one task, and has a slot. Part after part, they have all key
+ * tiles, however many there are. */
+static void check_shares(const fa_problem *p, const fa_cuda_plan *plan)
+{
+    const fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
+    const fa_sm90_split *split = &l->sm90.split;
+    const int32_t tasks = split->first_task[split->parts];
+    const int64_t plain = l->tasks, rows_of_block = 128 / ((p->d_v + 7) / 8);
+    int *const seen = calloc((size_t)tasks, sizeof *seen);
+    CHECK(split->part_tiles == 0 && split->parts >= 2 && tasks == plain * split->parts,
+          "%d parts, %d tasks", (int)split->parts, (int)tasks);
+    for (int32_t task = 0; task < tasks; task++) {
+        const fa_sm90_part part = fa_sm90_find_part(split, task);
+        CHECK(fa_sm90_task_of(split, part.number, part.tile, part.head) == task &&
+                  fa_sm90_count_parts(split, part.tile) == split->parts,
+              "task %d", (int)task);
+        const int64_t number = part.head * l->tiles + l->tiles - 1 - part.tile;
+        CHECK(number >= 0 && number < plain && seen[part.number * plain + number]++ == 0,
+              "task %d is part %d of work tile %lld", (int)task, (int)part.number,
+              (long long)number);
+    }
+    free(seen);
+    const size_t bytes =
+        (size_t)tasks * (size_t)split->queries * ((size_t)split->value_dim * 4 + 8);
+    CHECK(plan->count == 2 && plan->workspace_bytes == bytes && bytes <= 256 << 20, "%zu bytes",
+          plan->workspace_bytes);
+    CHECK(l->grid == (uint32_t)tasks && l->overlaps && merge->overlaps && !merge->idle, "%u blocks",
+          l->grid);
+    CHECK(merge->tasks == plain && merge->tiles == l->tiles &&
+              merge->grid / plain * rows_of_block >= split->queries && merge->grid % plain == 0,
+          "%u blocks merge", merge->grid);
+    CHECK(strstr(fa_variants[merge->variant].name, "forward_sm90_merge_lengths"), "%s",
+          fa_variants[merge->variant].name);
+}
+
+/* With lengths on the device, keys are split where the work tiles are clearly fewer than the multiprocessors. */
+static void test_lengths(void)
+{
+    static const struct {
+        int64_t heads, batch, rows, n_k, d;
+        bool split;
+    } cases[] = {{8, 1, 512, 16384, 128, true},   {32, 1, 512, 16384, 128, false},
+                 {8, 1, 512, 512, 128, false},    {4, 2, 1024, 32768, 64, true},
+                 {2, 1, 2048, 65536, 256, true},  {16, 1, 512, 16384, 128, true},
+                 {8, 40, 5000, 16384, 128, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fa_problem p =
+            make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, cases[i].n_k, cases[i].d);
+        fa_cuda_plan plan;
+        fa_problem known = p;
+        known.max_q = cases[i].rows / cases[i].batch;
+        CHECK(plan_by(NULL, &known, &plan), "no plan");
+        CHECK((plan.family == split_family) == cases[i].split, "case %d: %s", (int)i,
+              plan.family->name);
+        if (cases[i].split) check_shares(&known, &plan);
+        CHECK(plan_by(split_family, &p, &plan) && plan.family == split_family, "by name");
+        check_shares(&p, &plan);
+        for (int parts = 2; parts <= FA_SM90_PARTS; parts++) {
+            if ((double)parts * (double)plan.launches[0].tasks > 1000) break;
+            fa_cuda_share_split_sm90(&p, parts, &plan);
+            check_shares(&p, &plan);
+        }
+    }
+}
+
+/* The best number of parts of 512 queries of 8 heads gives each multiprocessor one of them. Padded items and pages without
+ * lengths are split, too. */
+static void test_kinds_of_lengths(void)
+{
+    fa_cuda_plan plan;
+    fa_problem p = make_chunk(8, 1, 512, 16384, 128);
+    CHECK(plan_by(NULL, &p, &plan), "no plan");
+    CHECK(plan.family == split_family, "%s", plan.family->name);
+    CHECK(plan.launches[0].sm90.split.parts == 4, "%d parts",
+          (int)plan.launches[0].sm90.split.parts);
+    p.cu_seqlens_q = NULL;
+    CHECK(plan_by(NULL, &p, &plan), "no plan");
+    CHECK(plan.family == split_family, "padded: %s", plan.family->name);
+    check_shares(&p, &plan);
+    p.seqlens_k = NULL;
+    CHECK(plan_by(NULL, &p, &plan), "no plan");
+    CHECK(plan.family == split_family, "pages: %s", plan.family->name);
+    check_launches(&p, &plan);
+    check_split(&p, &plan.launches[0]);
+}
+
 static void test_refusals(void)
 {
-    static const int32_t lengths[] = {0, 12000};
     static const float numbers[] = {1};
     const fa_problem p = make_problem(1, 12000, 12000, 128);
-    fa_problem other[7];
+    fa_problem other[6];
     fa_cuda_plan plan;
-    for (int i = 0; i < 7; i++) other[i] = p;
+    for (int i = 0; i < 6; i++) other[i] = p;
     other[0].batch_invariant = true;
-    other[1].seqlens_k = lengths;
-    other[2].cu_seqlens_q = other[2].cu_seqlens_k = lengths;
-    other[3].softcap = 30;
-    other[4].alibi_slopes = numbers;
-    other[5].scale = -1;
-    other[6].attention_chunk = 100;
-    for (int i = 0; i < 7; i++) {
+    other[1].softcap = 30;
+    other[2].alibi_slopes = numbers;
+    other[3].scale = -1;
+    other[4].attention_chunk = 100;
+    other[5] = make_chunk(8, 1, 512, 16384, 128);
+    other[5].batch_invariant = true;
+    for (int i = 0; i < 6; i++) {
         CHECK(plan_by(NULL, &other[i], &plan) && plan.family != split_family, "%d", i);
         CHECK(plan_by(split_family, &other[i], &plan) && plan.family != split_family, "%d by name",
               i);
@@ -238,6 +342,8 @@ int main(void)
     test_begin();
     test_numbering();
     test_choice();
+    test_lengths();
+    test_kinds_of_lengths();
     test_refusals();
     test_by_name();
     test_workspace();

@@ -24,7 +24,13 @@
 #include "forward_on_cpu.h"
 #include "hopper_units.h"
 
-enum { PROBLEMS = 1500, PEAKED_PROBLEMS = 52, EACH = 8, EACH_OF_SAMPLE = 3 };
+#define WILD_QUERIES 140 /* two query tiles */
+#include "wild_pages.h"
+
+enum { PROBLEMS = 1500, LENGTH_PROBLEMS = 400, PEAKED_PROBLEMS = 52, EACH = 8, EACH_OF_SAMPLE = 3 };
+
+/* An additional option of problems (sample_takes) beside kinds of peaked rows: packed queries over pages. */
+static const uint64_t packed_over_pages_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 4);
 
 /* The variants, one FORM(name) each: the build writes them. */
 typedef struct parameters {
@@ -48,8 +54,10 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 };
 
 static int runs[FA_VARIANTS], max_runs = INT_MAX;
-/* Calls with so many parts at most, from 2 on, and calls with causal masks, windows, sinks and lse. */
+/* Calls with so many parts at most, from 2 on; with causal masks, windows, sinks and lse; and with lengths on the device,
+ * of queries and keys that are packed or not. */
 static int with_parts[FA_SM90_PARTS + 1], causal, windows, sinks, lse;
+static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages;
 
 /* How a call is run. */
 typedef struct machine {
@@ -94,6 +102,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan *pl
                     .grid = l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
+    if (i == 0 && fa_cuda_has_own_lengths(p)) run.grid = (unsigned)(m->number % 3) + 1;
     if (i == 0 && m->otherwise) run.grid = (unsigned)both.more.tasks; /* a block for each */
     vary(&run, m);
     snprintf(name, sizeof name,
@@ -115,7 +124,8 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan *plan)
 }
 
 /* Makes the plan for few multiprocessors, so that blocks have several tasks. Parts have one to four
- * key tiles, or as many as the planner chooses; false: the family does not take the problem. */
+ * key tiles, or as many as the planner chooses. If lengths are on the device, there are one to seven
+ * parts, or as many. False: the family does not take the problem. */
 static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, char *why,
                       size_t size)
 {
@@ -124,6 +134,11 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     fa_cuda_plan_begin(&device, &fa_cuda_forward_split_sm90, plan);
     if (!fa_cuda_forward_split_sm90.plan(p, &device, plan, why, size)) return false;
     const fa_sm90_split *split = &plan->launches[0].sm90.split;
+    const int64_t parts = number / 3 % 8;
+    if (fa_cuda_has_own_lengths(p)) {
+        if (parts > 0) fa_cuda_share_split_sm90(p, parts, plan);
+        return true;
+    }
     const int64_t part_tiles = number / 3 % 5, tiles = split->part_tiles * split->parts;
     if (part_tiles > 0 && tiles <= part_tiles * FA_SM90_PARTS)
         fa_cuda_cut_split_sm90(p, &device, part_tiles, plan);
@@ -139,7 +154,9 @@ static bool wants(void *context, const random_call *call)
     /* attend gives the reason. */
     if (make_forward(call, &p, message, sizeof message) != FA_OK) return true;
     return plan_call(number, &p, &plan, NULL, 0) && runs[plan.launches[0].variant] < max_runs &&
-           sample_takes(&p, &plan, other_options);
+           sample_takes(&p, &plan,
+                        other_options |
+                            (p.cu_seqlens_q && p.block_table ? packed_over_pages_bit : 0));
 }
 
 static void count(const fa_problem *p, const fa_cuda_plan *plan)
@@ -150,6 +167,12 @@ static void count(const fa_problem *p, const fa_cuda_plan *plan)
     windows += p->window_left >= 0;
     sinks += p->sinks != NULL;
     lse += p->lse != NULL;
+    packed_queries += p->cu_seqlens_q != NULL;
+    packed_keys += p->cu_seqlens_k != NULL;
+    queries_by_length += p->seqlens_q != NULL;
+    keys_by_length += p->seqlens_k != NULL;
+    pages += p->block_table != NULL;
+    packed_over_pages += p->block_table && p->cu_seqlens_q;
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -228,12 +251,31 @@ static void test_nan(int64_t seen_from)
     attention_free(&a);
 }
 
+/* Problems [*number, end) with lengths on the device and pages. Returns the number of problems for this family. */
+static int run_length_problems(random_settings settings, int64_t *number, int64_t end)
+{
+    static random_result result;
+    int done = 0;
+    for (; *number < end; ++*number) {
+        settings.focus = *number % 2 ? RANDOM_PAGED : RANDOM_LENGTHS;
+        random_problem_run((uint64_t)*number, &settings, &result);
+        if (result.status == FA_ERROR_UNSUPPORTED) continue;
+        done++;
+        CHECK(result.report.ok, "lengths, number %lld: %s\n  %s", (long long)*number,
+              result.report.message, result.description);
+    }
+    return done;
+}
+
 static int run_problems(random_settings settings, int64_t *number, int64_t begin, int64_t wanted)
 {
     const bool listed = wanted == 0;
     *number = begin;
     if (listed) max_runs = sample.whole ? EACH : EACH_OF_SAMPLE;
     int done = run_forward_problems(&settings, number, begin + (listed ? PROBLEMS : wanted));
+    *number = begin;
+    if (listed) max_runs *= 2;
+    done += run_length_problems(settings, number, begin + (listed ? LENGTH_PROBLEMS : wanted));
     max_runs = INT_MAX;
     *number = begin;
     return done +
@@ -257,13 +299,24 @@ int main(int argc, char **argv)
     const int done = run_problems(settings, &number, begin, wanted);
     static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
     for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
+    for (int64_t i = 0; i < 4; i++) /* any number of parts; 2, 4, and 6 of them */
+        test_wild_pages(attend, &(int64_t){6 * i}, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, false);
     if (argc == 1) sample_end(kernels, runs);
     CHECK(argc > 1 || (causal && windows && sinks && lse),
           "%d causal, %d windows, %d sinks, %d lse", causal, windows, sinks, lse);
+    CHECK(
+        argc > 1 || (packed_queries && packed_keys && queries_by_length && keys_by_length &&
+                     pages && packed_over_pages),
+        "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
+        packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
     CHECK(argc > 1 || (with_parts[2] && with_parts[3]), "no problem had two or three parts");
     if (argc > 2) {
         printf("%5d problems: %d causal, %d windows, %d sinks, %d lse\n", done, causal, windows,
                sinks, lse);
+        printf("%5d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed "
+               "queries\n",
+               packed_queries, packed_keys, queries_by_length, keys_by_length, pages,
+               packed_over_pages);
         for (int i = 2; i <= FA_SM90_PARTS; i++) printf("%5d with %d parts\n", with_parts[i], i);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);

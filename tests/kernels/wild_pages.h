@@ -1,7 +1,7 @@
 /*
  * Page numbers that no page has, for the tests of kernels on the host. Sequence 1 of three has some. A kernel
  * may read any page of the cache in their place, or zeros, and no other memory; the other sequences'
- * results do not change.
+ * results do not change. Kernels for more queries define WILD_QUERIES.
  */
 #ifndef TEST_WILD_PAGES_H
 #define TEST_WILD_PAGES_H
@@ -15,9 +15,12 @@
 #include "random_problem.h"
 #include "scalar.h"
 
+#ifndef WILD_QUERIES
+#define WILD_QUERIES 20
+#endif
+
 enum {
     WILD_BATCH = 3,
-    WILD_QUERIES = 20,
     WILD_HEADS = 2,
     WILD_DIM = 64,
     WILD_PAGE = 16,
