@@ -265,8 +265,8 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
                                         FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = 0;
     if (s->uniform.applies) {
-        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, of_heads * w->heads, &w->keys,
-                             &w->sequence);
+        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, of_heads * w->heads,
+                             &w->keys, &w->sequence);
         return w->keys.count > 0;
     }
     w->keys = fa_find_key_tile(p, task, KEYS);

@@ -252,13 +252,13 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
     const struct {
         const fa_cuda_family *family;
         int first, end;
-    } rows[] = {{&fa_cuda_backward_sm90, FA_FIRST_backward_sm90, FA_END_backward_sm90},
-                {&fa_cuda_backward_sm90_persistent, FA_FIRST_backward_sm90_persistent,
-                 FA_END_backward_sm90_persistent},
-                {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined,
-                 FA_END_backward_sm90_joined},
-                {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single,
-                 FA_END_backward_sm90_single}};
+    } rows[] = {
+        {&fa_cuda_backward_sm90, FA_FIRST_backward_sm90, FA_END_backward_sm90},
+        {&fa_cuda_backward_sm90_persistent, FA_FIRST_backward_sm90_persistent,
+         FA_END_backward_sm90_persistent},
+        {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined, FA_END_backward_sm90_joined},
+        {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single,
+         FA_END_backward_sm90_single}};
     int of = 0;
     while (rows[of].family != family) of++;
     const int options = find_options(p);

@@ -601,7 +601,7 @@ static void test_in_place(void)
         p.dout = somewhere, p.dout.dtype = FA_FLOAT16;
         CHECK(plan_by(in_place, &p, &devices[H200]).family == &fa_cuda_backward_simt, "dout");
     }
-    const fa_problem half = make_half(2, 8, 1000, 128),
+    const fa_problem half = make_half(3, 8, 1000, 128),
                      ieee = make_float32(128, 128, FA_PRECISION_IEEE);
     CHECK(plan_by(in_place, &half, &devices[H200]).family == &fa_cuda_backward_sm90_joined,
           "16 bits");
@@ -723,6 +723,7 @@ static void test_dbias(void)
               workspace_of(&p) >= bytes + delta + sums,
           "summed: %s, %zu bytes", dbias_launches(&p), workspace_of(&p));
     p.deterministic = true;
+    p.workspace_size += 4096; /* for semaphores */
     CHECK(strcmp(dbias_launches(&p), "") == 0 && workspace_of(&p) <= p.workspace_size,
           "one order: %s", dbias_launches(&p));
     p.batch_invariant = true;
@@ -1242,7 +1243,7 @@ static void test_order(void)
     /* One key tile needs no order, except that a batch item's bits are those of one kernel. */
     p = make_half_backward(1, 32, 128);
     p.deterministic = true;
-    plan = plan_apart(&p);
+    plan = plan_by(&fa_cuda_backward_sm90_persistent, &p, &devices[H200]);
     CHECK(!FIND(&plan, backward_sm90_persistent)->backward_sm90.ordered, "one key tile");
     p.batch_invariant = true;
     plan = plan_apart(&p);
@@ -1335,7 +1336,10 @@ static void test_persistent(void)
                    device->smem_per_block,
           "%d bytes of shared memory", l ? (int)l->smem_bytes : 0);
 
+    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, two full rounds");
+    p.batch = p.blocks_q = p.blocks_k = 20;
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90_joined, "head dim 128, unasked");
+    p.batch = p.blocks_q = p.blocks_k = 2;
     p.causal = true;
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, causal");
     p.causal = false;
@@ -1372,6 +1376,40 @@ static void test_persistent(void)
     }
 }
 
+/* Heads of one key tile: two launches, without sums of dQ; and a third where blocks share queries. */
+static void test_single(void)
+{
+    const fa_cuda_device *device = &devices[H200];
+    const fa_cuda_family *family = &fa_cuda_backward_sm90_single;
+    fa_problem p = make_half_backward(40, 16, 128);
+    fa_cuda_plan plan = plan_of(&p, device);
+    CHECK(plan.family == family && plan.count == 2 && plan.launches[1].backward_sm90.whole_dq &&
+              plan.launches[1].backward_sm90.rows_offset == 0,
+          "%d launches", plan.count);
+    p.causal = p.deterministic = true;
+    CHECK(plan_of(&p, device).family == family, "one share of dQ has one order");
+    p.batch_invariant = true;
+    CHECK(plan_of(&p, device).family != family, "the same bits as with more keys");
+    p.causal = p.deterministic = p.batch_invariant = false;
+    p.n_k = p.rows_k = 129;
+    CHECK(plan_of(&p, device).family != family, "two key tiles");
+    p.n_k = p.rows_k = 60, p.causal = true; /* the first 68 queries see nothing */
+    CHECK(plan_of(&p, device).family != family, "query tiles that see no key");
+    p.causal = false, p.softcap = 30;
+    CHECK(plan_of(&p, device).family != family, "an option");
+    p.softcap = 0;
+    CHECK(plan_of(&p, device).family == family, "60 keys");
+    p.dq = somewhere, p.dq.stride[0] += 4;
+    CHECK(plan_of(&p, device).family != family, "TMA cannot store dq");
+    p = make_half_backward(2, 16, 4096);
+    p.n_k = p.rows_k = 77;
+    plan = plan_of(&p, device);
+    CHECK(plan.family == family && plan.count == 3 &&
+              plan.launches[1].backward_sm90.query_parts == 4 &&
+              plan.launches[1].tasks == 2 * 16 * 4,
+          "%d parts", plan.launches[1].backward_sm90.query_parts);
+}
+
 /* Joined launches: one, after a launch that clears two counters for each unit. */
 static void test_joined(void)
 {
@@ -1381,7 +1419,7 @@ static void test_joined(void)
         int variant, units, together, heads, parts, tiles;
     } cases[] = {
         {16, 16, 16, 1024, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 256, 12, 1, 4, 8},
-        {2, 16, 16, 1000, 96, false, FA_VARIANT_backward_sm90_d96_joined_f16, 32, 32, 1, 4, 8},
+        {2, 17, 17, 1000, 96, false, FA_VARIANT_backward_sm90_d96_joined_f16, 34, 34, 1, 4, 8},
         {16, 16, 16, 1024, 128, false, FA_VARIANT_backward_sm90_d128_joined_f16, 256, 132, 1, 4, 8},
         {4, 16, 16, 4096, 128, false, FA_VARIANT_backward_sm90_d128_joined_f16, 64, 17, 1, 16, 32},
         {4, 32, 8, 4096, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 32, 4, 4, 64, 32},
@@ -1452,6 +1490,7 @@ static void test_joined(void)
 int main(void)
 {
     test_persistent();
+    test_single();
     test_joined();
     test_head_dims();
     test_variants();
