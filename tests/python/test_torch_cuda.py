@@ -86,6 +86,94 @@ def test_gradients_of_each_head(batch, heads, length, dims, causal):
         assert errors.max() < 0.02, f"items and heads {(errors >= 0.02).nonzero().tolist()}"
 
 
+@pytest.mark.parametrize(
+    "heads, rows, keys",
+    [((4, 4), 4096, 77), ((6, 2), 1000, 128), ((40, 40), 128, 128), ((3, 1), 40, 5)],
+)
+@pytest.mark.parametrize("dim", [64, 72, 128])
+def test_gradients_of_few_keys(dim, heads, rows, keys):
+    """Blocks store dQ, and share the queries of a head where there are few heads."""
+    q, dout = (random(3, rows, heads[0], dim) for _ in range(2))
+    k, v = (random(3, keys, heads[1], dim) for _ in range(2))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    exact = [x.detach().float().requires_grad_() for x in leaves]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in exact), enable_gqa=True
+    ).transpose(1, 2)
+    wanted = torch.autograd.grad(expected, exact, dout.float())
+    out = flashattn.attention(*leaves)
+    first = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    for x, y in zip(first, wanted):
+        assert (x.float() - y).norm() < 0.01 * y.norm()
+    for _ in range(20):
+        for x, y in zip(torch.autograd.grad(out, leaves, dout, retain_graph=True), first):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "heads, rows, keys", [((1, 1), 4000, 4000), ((8, 1), 500, 9000), ((2, 2), 130, 2500)]
+)
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+def test_split_keys(dim, heads, rows, keys, causal):
+    """Few heads: keys are split. The results repeat, also in a graph."""
+    q, k, v = (
+        random(1, n, h, dim) for n, h in ((rows, heads[0]), (keys, heads[1]), (keys, heads[1]))
+    )
+    scores = (
+        torch.einsum(
+            "bqhd,bkhd->bhqk", q.float(), k.float().repeat_interleave(heads[0] // heads[1], 2)
+        )
+        * dim**-0.5
+    )
+    if causal:
+        hidden = torch.ones(rows, keys, dtype=torch.bool, device="cuda").triu(keys - rows + 1)
+        scores.masked_fill_(hidden, -torch.inf)
+    expected = torch.einsum(
+        "bhqk,bkhd->bqhd", scores.softmax(-1), v.float().repeat_interleave(heads[0] // heads[1], 2)
+    )
+    out, lse = flashattn.attention(q, k, v, causal=causal, return_lse=True)
+    assert (out.float() - expected).norm() < 0.005 * expected.norm()
+    torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=0, atol=2e-3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = flashattn.attention(q, k, v, causal=causal)
+    for _ in range(5):
+        again.zero_()
+        graph.replay()
+        torch.testing.assert_close(again, out, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("page", [16, 64, 256])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_split_keys_of_chunks(dim, page):
+    """Chunks of prompts behind a paged cache, whose lengths are on the device: as each alone."""
+    chunks, lengths, heads = [300, 70, 512], [9000, 700, 3000], (4, 1)
+    most = -(-max(lengths) // page)
+    table = torch.randperm(3 * most, device="cuda").view(3, most).int()
+    k, v = (random(3 * most, page, heads[1], dim) for _ in range(2))
+    q = random(sum(chunks), heads[0], dim)
+    starts = torch.tensor([0, *chunks], device="cuda").cumsum(0).int()
+    used = torch.tensor(lengths, device="cuda", dtype=torch.int32)
+    call = {
+        "cu_seqlens_q": starts,
+        "max_seqlen_q": max(chunks),
+        "max_seqlen_k": most * page,
+        "seqused_k": used,
+        "block_table": table,
+        "causal": True,
+    }
+    found = flashattn.flash_attn_varlen_func(q, k, v, **call)
+    for i, n in enumerate(chunks):
+        rows = slice(int(starts[i]), int(starts[i + 1]))
+        keys, values = (x[table[i].long()].flatten(0, 1)[None, : lengths[i]] for x in (k, v))
+        alone = flashattn.attention(q[None, rows], keys, values, causal=True)[0]
+        assert (found[rows] - alone).norm() < 0.005 * alone.norm(), f"chunk {i}"
+    torch.testing.assert_close(
+        flashattn.flash_attn_varlen_func(q, k, v, **call), found, rtol=0, atol=0
+    )
+
+
 def biased(q, k, v, bias, dout, **options):
     """Gradients of all four."""
     given = [x.detach().requires_grad_() for x in (q, k, v, bias)]
