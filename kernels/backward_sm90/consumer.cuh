@@ -144,7 +144,7 @@ FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int e
 
 /* The products of the last tile. Its dQ needs another turn, because consumer 1 stores its dS after
  * consumer 0. dV is stored meanwhile, and dK while the last dQ is added and, in a persistent block,
- * the next keys are loaded. */
+ * the next keys are loaded (DK_LAST). */
 FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                             int end)
 {
@@ -168,7 +168,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 #if PERSISTENT
     acquire_room(pipe, end);
 #endif
-    store_sums(pipe, p, c, end, false, true);
+    store_sums(pipe, p, c, end, !DK_LAST, true);
     if (c->number == 0) wait_until_may_issue(c);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
@@ -182,7 +182,9 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     store_dq_columns(c, end);
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
+#if DK_LAST
     store_sums(pipe, p, c, end, true, false);
+#endif
 #if PERSISTENT
     release_room(pipe, c, end);
 #endif

@@ -102,14 +102,6 @@ FA_KERNEL __launch_bounds__(THREADS)
     if (s.left.units > 0) clear_counters(s.left.counters, 2 * s.left.units);
     if (s.cleared) clear_counters(s.cleared, s.groups);
     if (threadIdx.x == 0 && reads) tile = fa_find_tile(&p.a, task, QUERIES);
-    __syncthreads();
-    float *rows = s.rows + number * (2 * QUERIES);
-    if (p.dout.vector == 8 && p.a.out.vector == 8) {
-#pragma unroll 1
-        for (int from = 0; from < QUERIES; from += ROWS_OF_LANE * (THREADS / LANES))
-            prepare_vectors(&p, &tile, rows, from);
-    } else prepare_rows(&p, &tile, rows);
-    /* Zeros come last, so that loads do not wait for them. */
     const bool clears = p.dq.data && !s.first_stored && number < s.prepared_tiles;
     const int vectors = clears ? s.head_dim * (QUERIES / 4) : 0;
 #pragma unroll
@@ -118,6 +110,13 @@ FA_KERNEL __launch_bounds__(THREADS)
             sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
     if (s.semaphores && threadIdx.x < FA_BACKWARD_SM90_SEMAPHORES)
         s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES + threadIdx.x] = 0;
+    __syncthreads();
+    float *rows = s.rows + number * (2 * QUERIES);
+    if (p.dout.vector == 8 && p.a.out.vector == 8) {
+#pragma unroll 1
+        for (int from = 0; from < QUERIES; from += ROWS_OF_LANE * (THREADS / LANES))
+            prepare_vectors(&p, &tile, rows, from);
+    } else prepare_rows(&p, &tile, rows);
     if (!s.delta) return;
     __syncthreads();
     leave_delta(&p, &tile, rows, s.delta);

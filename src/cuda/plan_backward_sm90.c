@@ -919,12 +919,14 @@ static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, f
            !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
 }
 
-/* Whether all keys of a head are one key tile, and each query tile has queries that see some. */
+/* Whether all keys of a head are one key tile, and each query tile has queries that see some. TMA stores whole 16 bytes, also
+ * behind the end of a row. */
 static bool is_single(const fa_problem *p)
 {
     const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
     const int64_t queries = FA_BACKWARD_SM90_QUERIES;
-    return u.applies && p->rows_k <= FA_BACKWARD_SM90_KEYS && u.queries_from < queries &&
+    return u.applies && p->d % 8 == 0 && p->rows_k <= FA_BACKWARD_SM90_KEYS &&
+           u.queries_from < queries &&
            fa_cuda_count_tiles(u.queries_to, queries) == fa_cuda_count_tiles(p->rows_q, queries);
 }
 
@@ -939,9 +941,11 @@ static bool plan_single(const fa_problem *p, const fa_cuda_device *device, fa_cu
                         char *why, size_t size)
 {
     if (!is_single(p)) {
-        fa_cuda_say(why, size,
-                    "heads have more than %d keys, or lengths of their own, or queries see no key",
-                    FA_BACKWARD_SM90_KEYS);
+        fa_cuda_say(
+            why, size,
+            "heads have more than %d keys, or lengths of their own, or queries see no key, or "
+            "the head dim is not a multiple of 8",
+            FA_BACKWARD_SM90_KEYS);
         return false;
     }
     return !refuse_order(p, why, size) && !refuse_score_options(p, why, size) &&

@@ -1397,7 +1397,9 @@ static void test_single(void)
     CHECK(plan_of(&p, device).family != family, "query tiles that see no key");
     p.causal = false, p.softcap = 30;
     CHECK(plan_of(&p, device).family != family, "an option");
-    p.softcap = 0;
+    p.softcap = 0, p.d = 100;
+    CHECK(plan_of(&p, device).family != family, "TMA would store behind a row of dq");
+    p.d = 128;
     CHECK(plan_of(&p, device).family == family, "60 keys");
     p.dq = somewhere, p.dq.stride[0] += 4;
     CHECK(plan_of(&p, device).family != family, "TMA cannot store dq");

@@ -653,7 +653,8 @@ static void add_floats(float *to, const float *x, int count)
     for (int i = 0; i < count; i++) to[i] = flushed(flushed(to[i]) + flushed(x[i]));
 }
 
-/* Stores the part of a row of a box that is inside the tensor. */
+/* Stores the part of a row of a box that is inside the tensor, and what follows in the last 16 bytes: a
+ * row's end may lie between them. */
 static void store_row(const addition *a, int row)
 {
     _Alignas(16) char bytes[SWIZZLE];
@@ -662,7 +663,8 @@ static void store_row(const addition *a, int row)
     char *to = (char *)(uintptr_t)find_row(l, row);
     const int64_t extent = (int64_t)l->map.extent[0], first = l->start[0];
     const int64_t begin = first < 0 ? -first : 0;
-    const int64_t end = extent - first < width ? extent - first : width;
+    const int64_t vector = 16 / size, inside = (extent - first + vector - 1) / vector * vector;
+    const int64_t end = inside < width ? inside : width;
     if (!to || begin >= end) return;
     for (uint32_t i = 0; i < SWIZZLE; i += 16)
         memcpy(bytes + i,
