@@ -170,8 +170,8 @@ enum {
     FA_DETERMINISTIC = 1 << 4, /* the same bits from run to run, also in backward (always on CPU) */
     FA_BATCH_INVARIANT = 1 << 5, /* a sequence's bits do not depend on the rest of the batch
                                    (always on the CPU)                                            */
-    FA_FULL_WORKSPACE = 1 << 6  /* CUDA: without all of fa_workspace_size(), fail with
-                                   FA_ERROR_WORKSPACE instead of running a slower kernel          */
+    FA_FULL_WORKSPACE = 1 << 6  /* CUDA: fail with FA_ERROR_WORKSPACE instead of running a slower
+                                   kernel because the workspace is too small                      */
 };
 
 /*
@@ -573,8 +573,9 @@ FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *
                              const fa_tensor *out, const fa_options *options, char *text, size_t size);
 
 /* The bytes of device workspace that the call needs; 0 on the CPU, which allocates its own scratch
- * memory. fa_forward with many queries needs none: with few work tiles, less workspace only makes it
- * slower. With 4 more bytes for each element of dbias, and 256, fa_backward can use Hopper's tensor
+ * memory. Where fa_forward splits the keys of many queries, so that few heads keep the device busy, a
+ * call with less runs without that, unless FA_FULL_WORKSPACE is set; fa_describe tells what runs with
+ * all of it. With 4 more bytes for each element of dbias, and 256, fa_backward can use Hopper's tensor
  * cores for a 16-bit dbias that is summed over the batch or over heads. */
 FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
                                    const fa_tensor *v, const fa_tensor *out,
