@@ -67,6 +67,9 @@ static const int64_t with_unseen_keys[] = {17987};
 /* Persistent blocks where an item of the batch has no keys: it must count no share of dQ. */
 static const int64_t with_empty_items[] = {2271};
 
+/* Blocks that share the queries of a head with one key tile. */
+static const int64_t with_query_parts[] = {22072, 23176, 25384, 29802, 36352};
+
 enum {
     PROBLEMS = 160,
     WIDE = 129,
@@ -84,7 +87,7 @@ enum {
     FIRST_JOINED_PROBLEM = 6200,
     JOINED_PROBLEMS = 450,
     FIRST_SINGLE_PROBLEM = 20000,
-    SINGLE_PROBLEMS = 3000
+    SINGLE_PROBLEMS = 2000
 };
 
 typedef struct parameters {
@@ -612,6 +615,8 @@ static int run_listed(void)
     run_problems(FIRST_JOINED_PROBLEM, FIRST_JOINED_PROBLEM + JOINED_PROBLEMS);
     few = &fa_cuda_backward_sm90_single;
     run_problems(FIRST_SINGLE_PROBLEM, FIRST_SINGLE_PROBLEM + SINGLE_PROBLEMS);
+    for (size_t i = 0; i < sizeof with_query_parts / sizeof *with_query_parts; i++)
+        run_problems(with_query_parts[i], with_query_parts[i] + 1);
     few = NULL;
     return done;
 }
