@@ -35,6 +35,21 @@ static fa_status make_forward(const random_call *call, fa_problem *p, char *mess
     return status;
 }
 
+/* All orders and delays, others if `otherwise` is set. slow_warp: the one that is often slow then. */
+static inline void vary_run(cuda_run *run, int64_t number, bool otherwise, unsigned slow_warp)
+{
+    const uint64_t bits = (uint64_t)(number + 1) * 0x9E3779B97F4A7C15u;
+    const unsigned delays = (unsigned)(bits >> 61), varied = otherwise ? ~delays : delays;
+    const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
+    run->backwards = varied & 1;
+    run->late_copies = varied & 2;
+    run->late_products = varied & 4;
+    run->last_block_first = otherwise;
+    if (!otherwise) return;
+    run->slow_warp = bits >> 59 & 3 ? (unsigned)(bits >> 50) % (run->threads / 32) : slow_warp;
+    run->slow_lanes = lanes[bits >> 40 & 3];
+}
+
 /* Sometimes few blocks, so that each has several tiles; and threads in either order. */
 static inline cuda_run make_run(const random_call *call, const void *params,
                                 const fa_cuda_plan *plan, int64_t number)

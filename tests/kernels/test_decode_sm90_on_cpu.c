@@ -66,23 +66,6 @@ typedef struct machine {
     ref_buffers memory; /* what kernels may access */
 } machine;
 
-/* All orders and delays; the slow warp is often the producer. */
-static void vary(cuda_run *run, const machine *m)
-{
-    const uint64_t bits = (uint64_t)(m->number + 1) * 0x9E3779B97F4A7C15u;
-    const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
-    const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
-    run->backwards = varied & 1;
-    run->late_copies = varied & 2;
-    run->late_products = varied & 4;
-    run->warps_multiply = m->otherwise;
-    run->last_block_first = m->otherwise;
-    if (!m->otherwise) return;
-    run->slow_warp =
-        bits >> 59 & 3 ? (unsigned)(bits >> 50) % (run->threads / 32) : run->threads / 32 - 1;
-    run->slow_lanes = lanes[bits >> 40 & 3];
-}
-
 /* Stages: from those of the planner down to the fewest, as for more blocks on a multiprocessor. */
 static void choose_stages(const machine *m, int variant, fa_decode_sm90_params *more, cuda_run *run)
 {
@@ -121,7 +104,8 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
     if (l->decode.blocks > 0) run.together = 1 + (unsigned)(m->number / 3 % 3);
-    vary(&run, m);
+    run.warps_multiply = m->otherwise;
+    vary_run(&run, m->number, m->otherwise, run.threads / 32 - 1); /* the producer */
     choose_stages(m, l->variant, &both.more, &run);
     snprintf(name, sizeof name,
              "number %lld: %s, %d parts, %u blocks, %d stages, step %d, %s, %s copies, %s "

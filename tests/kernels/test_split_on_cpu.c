@@ -66,21 +66,6 @@ typedef struct machine {
     ref_buffers memory;
 } machine;
 
-/* All orders and delays. */
-static void vary(cuda_run *run, const machine *m)
-{
-    const uint64_t bits = (uint64_t)(m->number + 1) * 0x9E3779B97F4A7C15u;
-    const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
-    const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
-    run->backwards = varied & 1;
-    run->late_copies = varied & 2;
-    run->late_products = varied & 4;
-    run->last_block_first = m->otherwise;
-    if (!m->otherwise) return;
-    run->slow_warp = bits >> 59 & 3 ? (unsigned)(bits >> 50) % (run->threads / 32) : 2;
-    run->slow_lanes = lanes[bits >> 40 & 3];
-}
-
 /* Launch number i of the plan. */
 static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan *plan, int i)
 {
@@ -104,7 +89,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan *pl
                     .smem_bytes = l->smem_bytes};
     if (i == 0 && fa_cuda_has_own_lengths(p)) run.grid = (unsigned)(m->number % 3) + 1;
     if (i == 0 && m->otherwise) run.grid = (unsigned)both.more.tasks; /* a block for each */
-    vary(&run, m);
+    vary_run(&run, m->number, m->otherwise, 2);
     snprintf(name, sizeof name,
              "number %lld: %s, %d parts of %d tiles, %u blocks, %s, %s copies, %s products, lanes "
              "%x of warp %u slow",
