@@ -21,6 +21,10 @@
     "decode_latent_sm90: KEYS, STAGES, OWN_BLOCKS or OPTIONS is missing: a row of kernels/variants.h defines them"
 #endif
 
+#include "ptx/grid.cuh"
+/* A block finds its work before the grid in front has ended. */
+#define FA_READ_LENGTH(at) ptx_read_latest(at)
+
 #include "common/device.cuh"
 #include "decode_latent_sm90/decode_latent_sm90.h"
 #include "ptx/address.cuh"

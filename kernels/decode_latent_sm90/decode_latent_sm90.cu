@@ -3,14 +3,15 @@
  * one key/value head, whose values are the first 512 of the keys' 576 columns. Float16 or bfloat16
  * with float32 sums; a scale, a softcap, sinks, and masks by position and lengths.
  *
- *   config.cuh    the numbers of the variant, who has what
- *   pipeline.cuh  what the warps share
- *   producer.cuh  copies of key tiles
- *   queries.cuh   in registers and in shared memory
- *   scores.cuh    S, logits and weights
- *   values.cuh    O
- *   store.cuh     results, and sums of a part
- *   results.cuh   how rows are finished and written
+ *   config.cuh       the numbers of the variant, who has what
+ *   pipeline.cuh     what the warps share
+ *   producer.cuh     copies of key tiles
+ *   queries.cuh      in registers and in shared memory
+ *   scores.cuh       S, logits and weights
+ *   values.cuh       O
+ *   store.cuh        results, and sums of a part
+ *   merge_parts.cuh  results of merged parts
+ *   results.cuh      how rows are finished and written
  *
  * A work tile is 64 query heads, or heads and queries, as decode_sm80 has them, and the keys are
  * cut into parts in the same way (decode_sm80/work.cuh). A block has a part. Each key tile is
@@ -34,11 +35,13 @@
  */
 #include "decode_latent_sm90/config.cuh"
 
+#include "decode_latent_sm90/merge_parts.cuh"
 #include "decode_latent_sm90/pipeline.cuh"
 #include "decode_latent_sm90/producer.cuh"
 #include "decode_latent_sm90/scores.cuh"
 #include "decode_latent_sm90/store.cuh"
 #include "decode_latent_sm90/values.cuh"
+#include "decode_sm80/early_work.cuh"
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/grid.cuh"
@@ -58,10 +61,10 @@ FA_DEVICE int64_t find_number(const fa_decode_params *d, const fa_decode_latent_
 {
     const fa_attention_params *p = &d->attention;
     if (s->cluster == 1) return blockIdx.x;
-    const int64_t pairs = p->tasks / 2, pair = blockIdx.x / 2;
-    const int64_t part = fa_divide(pair, pairs), rest = pair - part * pairs;
-    const int64_t outer = fa_divide(rest, p->tiles), tile = rest - outer * p->tiles;
-    return part * p->tasks + (2 * outer + rank_of(s)) * p->tiles + tile;
+    const int64_t pair = blockIdx.x / 2, part = fa_divide_by(blockIdx.x, s->divisors.tasks);
+    const int64_t rest = pair - part * (p->tasks / 2),
+                  outer = fa_divide_by(rest, s->divisors.tiles);
+    return part * p->tasks + (2 * outer + rank_of(s)) * p->tiles + rest - outer * p->tiles;
 }
 
 /* In the launch that merges, blocks with the rows of a work tile follow each other. */
@@ -69,15 +72,31 @@ FA_DEVICE void describe_block(const fa_decode_params *d, const fa_decode_latent_
                               fa_work *w)
 {
     if (d->step != FA_DECODE_MERGE) {
-        *w = describe_work(d, NULL, find_number(d, s));
+        *w = describe_work(d, &s->divisors, find_number(d, s));
         w->first_row = 0;
         return;
     }
-    const int64_t shares = (ROWS + s->merged_rows - 1) / s->merged_rows;
-    const int64_t task = fa_divide(blockIdx.x, shares);
-    *w = describe_work(d, NULL, task);
-    w->first_row = (int)(blockIdx.x - task * shares) * s->merged_rows;
+    const int shares = (ROWS + s->merged_rows - 1) / s->merged_rows,
+              task = (int)blockIdx.x / shares;
+    *w = describe_work(d, &s->divisors, task);
+    w->first_row = ((int)blockIdx.x - task * shares) * s->merged_rows;
     w->rows = min(w->rows, w->first_row + s->merged_rows);
+}
+
+/* Executed by one thread. early: the grid in front has not ended, and may write lengths of keys. Then the first key tile is
+ * prefetched. */
+FA_DEVICE void find_block(const fa_decode_params *d, const fa_decode_latent_sm90_params *s,
+                          bool early, fa_work *w)
+{
+    bool again = false;
+#pragma unroll 1
+    do {
+        describe_block(d, s, w);
+        if (!early || again) return;
+        prefetch_first_tile(d, s, w, rank_of(s));
+        ptx_wait_for_grids();
+        again = has_other_keys(&d->attention, w);
+    } while (again);
 }
 
 FA_DEVICE bool has_part(const fa_decode_params *d, const fa_work *w)
@@ -94,16 +113,6 @@ FA_DEVICE bool merges(const fa_decode_params *d, const fa_work *w)
 }
 
 /* ---- Consumers ------------------------------------------------------------------------------- */
-
-/* The rows of a work tile without keys, or of merged parts. */
-FA_DEVICE void merge_rows(const pipeline *pipe, const fa_decode_params *d)
-{
-    const fa_work *w = &pipe->state->work;
-    fa_sources parts = {NULL, 0, 0};
-    const fa_merged merged = {(float *)(void *)pipe->pairs, (float *)(void *)pipe->scores};
-    if (w->parts > 1) parts = (fa_sources){find_part(d, w, 0), part_floats(d), w->parts};
-    merge(d, w, &parts, &merged, NULL);
-}
 
 /* The block's part of the keys. */
 FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, bool scores)
@@ -158,17 +167,23 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
                            .descriptor = ptx_uniform(ptx_descriptor_low_in_cluster(q, 0)),
                            .cluster = s.cluster,
                            .rank = rank_of(&s),
+                           .maps_queries = s.maps_queries != 0,
                            .state = state};
     if (threadIdx.x == 0) {
+        if (s.maps_queries) ptx_tma_prefetch(&s.q);
         ptx_tma_prefetch(&s.k);
         init_barriers(state, loading_warps(&s), s.cluster);
     }
-    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. The
-     * one that merges parts starts only after the other one has waited, so lengths are there. */
-    if (d.step != FA_DECODE_MERGE) ptx_wait_for_grids();
-    if (threadIdx.x == 0) describe_block(&d, &s, &state->work);
-    if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids();
+    /* The launch overlaps the previous one, and the next launch may overlap the end of this one. The one that merges parts
+     * starts only after the other one has waited, so lengths are there. */
+    const bool merging = d.step == FA_DECODE_MERGE,
+               early = merging || finds_work_early(&d.attention);
+    if (!early) ptx_wait_for_grids();
+    if (threadIdx.x == 0) find_block(&d, &s, early && !merging, &state->work);
+    if (early) ptx_wait_for_grids();
     ptx_let_next_grid_start();
+    if (threadIdx.x == 0 && pipe.maps_queries && has_part(&d, &state->work))
+        load_queries(&pipe, &d, &s);
     if (s.cluster > 1) ptx_cluster_sync(); /* the peer's barriers are there, too */
     else __syncthreads();
     if (threadIdx.x < WARPGROUP) {

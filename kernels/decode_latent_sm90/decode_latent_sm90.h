@@ -42,11 +42,13 @@ enum { FA_DECODE_LATENT_SM90_COUNTERS = 256 };
  * in a work tile, there are at most two parts, and results are stored in vectors. With another step,
  * parts are merged by a second launch, in which several blocks share a work tile's rows. */
 typedef struct fa_decode_latent_sm90_params {
-    fa_sm90_map k;        /* boxes of box_rows rows */
-    fa_sm90_steps k_step; /* factors of its indices */
-    int32_t box_rows;     /* 64, or a divisor of it and of a page's rows: 32, 16 or 8 */
-    int32_t merged_rows;  /* of a block that merges */
-    int32_t cluster;      /* blocks that load key tiles for each other: 2, or 1 */
+    fa_sm90_map q, k;             /* boxes of the rows of a work tile; of box_rows rows */
+    fa_sm90_steps q_step, k_step; /* factors of their indices; q_step.head is that of rows */
+    int32_t maps_queries;         /* 0: there is no map of q */
+    int32_t box_rows;             /* 64, or a divisor of it and of a page's rows: 32, 16 or 8 */
+    int32_t merged_rows;          /* of a block that merges */
+    int32_t cluster;              /* blocks that load key tiles for each other: 2, or 1 */
+    fa_decode_divisors divisors;
 } fa_decode_latent_sm90_params;
 
 #endif

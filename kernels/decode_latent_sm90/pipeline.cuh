@@ -9,9 +9,9 @@
  *   scores_full, _empty   the scores of a key tile, and what    the consumer of     all consumers
  *                         makes weights of them                 scores              of values
  *   values_turn           no buffer: the consumers of values may issue their products of a tile
- *   queries_read          no buffer: the queries have come from global memory
- *   queries_taken         the last QUERY_STAGES of pairs,       all consumers       the consumer of
- *                         which have queries at first                               scores
+ *   queries_full          the queries                           TMA, thread 0           nobody
+ *   queries_taken         the last QUERY_STAGES of pairs,       like the queries        the consumer of
+ *                         which have queries at first                                   scores
  *
  * A full barrier of a stage ends a phase when the bytes that its loading warps have announced have
  * come; the others end it when a lane of each warp has arrived.
@@ -42,7 +42,7 @@ typedef struct shared_state {
     uint64_t pair_full[STAGES], pair_empty[STAGES];
     uint64_t tail_full[TAIL_STAGES], tail_empty[TAIL_STAGES];
     uint64_t scores_full, scores_empty, values_turn;
-    uint64_t queries_read, queries_taken;
+    uint64_t queries_full, queries_taken;
 } shared_state;
 static_assert(sizeof(shared_state) <= 512, "the planner's bytes beside the dynamic ones");
 
@@ -60,6 +60,7 @@ typedef struct pipeline {
     score_row *rows;
     uint32_t descriptor; /* of q, which the others follow */
     int cluster, rank;   /* blocks of the cluster; the number of this one */
+    bool maps_queries;   /* TMA loads the queries */
     shared_state *state;
 } pipeline;
 
@@ -87,7 +88,7 @@ FA_DEVICE void init_barriers(shared_state *state, int loading, int cluster)
     ptx_mbarrier_init(&state->scores_full, GROUP_WARPS);
     ptx_mbarrier_init(&state->values_turn, GROUP_WARPS);
     ptx_mbarrier_init(&state->scores_empty, VALUE_GROUPS * GROUP_WARPS);
-    ptx_mbarrier_init(&state->queries_read, CONSUMERS * GROUP_WARPS);
+    ptx_mbarrier_init(&state->queries_full, 1);
     ptx_mbarrier_init(&state->queries_taken, cluster * GROUP_WARPS);
     ptx_mbarrier_init_fence();
 }

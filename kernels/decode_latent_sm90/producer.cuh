@@ -26,20 +26,20 @@ typedef struct fa_box {
     int row, outer;
 } fa_box;
 
-/* Beside the page table nothing is read, and a wrong entry leads to some other page. */
+/* The box whose first row is this key. early: the page table may still be written. Beside it nothing is read, and a wrong
+ * entry leads to some other page. */
 FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_latent_sm90_params *s,
-                          const fa_work *w, int first)
+                          const fa_work *w, int key, bool early)
 {
     const fa_attention_params *p = &d->attention;
-    const int key = first + first_row_of_box(s);
     fa_box box = {(int)w->tile.start_k + key, (int)w->tile.block_k * s->k_step.block};
     if (!p->block_table) return box;
     box.row = box.outer = 0;
     if (key >= w->to || key + s->box_rows <= w->from) return box;
-    const uint32_t page = (uint32_t)key / (uint32_t)p->rows_k;
-    const int32_t entry = p->block_table[w->tile.batch * p->block_table_stride + page];
+    const uint32_t page = (uint32_t)fa_divide_by(key, s->divisors.page_rows);
+    const int32_t *entry = &p->block_table[w->tile.batch * p->block_table_stride + page];
     box.row = key - (int)(page * (uint32_t)p->rows_k);
-    box.outer = fa_clamp_page(p, entry) * s->k_step.block;
+    box.outer = fa_clamp_page(p, early ? ptx_read_latest(entry) : *entry) * s->k_step.block;
     return box;
 }
 
@@ -90,19 +90,27 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_latent_sm90_param
 /* Tiles from the one that is loaded to the one that is asked for. */
 enum { TILES_AHEAD = 2 };
 
-/* Asks for a tile to be brought to the second-level cache. */
-FA_DEVICE void prefetch_tile(const pipeline *pipe, const fa_decode_latent_sm90_params *s,
-                             const fa_work *w, const fa_box *box)
+/* Asks for a box of each block of columns to be brought to the second-level cache. rank: blocks of a cluster take turns. */
+FA_DEVICE void prefetch_box(const fa_decode_latent_sm90_params *s, const fa_work *w, int rank,
+                            const fa_box *box)
 {
-    if (first_row_of_box(s) >= KEYS) return;
-    for (int i = pipe->rank; i < K_BLOCKS; i += pipe->cluster)
+    for (int i = rank; i < K_BLOCKS; i += s->cluster)
         ptx_tma_prefetch_4d(&s->k, BLOCK_COLUMNS * i, box->row,
                             (int)w->tile.head_kv * s->k_step.head, box->outer);
 }
 
-/* Key tiles from which on the queries come before all keys but those of the first tile: all blocks
- * of the device begin at the same time, and more keys would delay the queries. */
-enum { MANY_TILES = 16 };
+/* The first tile, by one thread, while the grid in front ends. What that grid still writes is not lost: loads see it. */
+FA_DEVICE void prefetch_first_tile(const fa_decode_params *d, const fa_decode_latent_sm90_params *s,
+                                   const fa_work *w, int rank)
+{
+    if (w->rows == 0 || w->part >= w->parts) return;
+    const int first = find_key_tiles(w).first;
+#pragma unroll 1
+    for (int row = 0; row < KEYS; row += s->box_rows) {
+        const fa_box box = find_box(d, s, w, first + row, true);
+        prefetch_box(s, w, rank, &box);
+    }
+}
 
 /* Page numbers are read a tile before they are needed. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
@@ -110,14 +118,16 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
 {
     const fa_work *w = &pipe->state->work;
     const key_tiles tiles = find_key_tiles(w);
-    fa_box boxes[TILES_AHEAD + 1]; /* of tiles from n on */
+    const int first_row = tiles.first + first_row_of_box(s); /* of this lane's boxes */
+    fa_box boxes[TILES_AHEAD + 1];                           /* of tiles from n on */
 #pragma unroll
-    for (int i = 0; i <= TILES_AHEAD; i++) boxes[i] = find_box(d, s, w, tiles.first + i * KEYS);
+    for (int i = 0; i <= TILES_AHEAD; i++)
+        boxes[i] = find_box(d, s, w, first_row + i * KEYS, false);
     for (int n = 0; n < tiles.count; n++) {
-        const fa_box next = find_box(d, s, w, tiles.first + (n + TILES_AHEAD + 1) * KEYS);
+        const fa_box next = find_box(d, s, w, first_row + (n + TILES_AHEAD + 1) * KEYS, false);
         load_tile(pipe, s, w, &boxes[0], n);
-        if (n == 0 && tiles.count >= MANY_TILES) ptx_mbarrier_wait(&pipe->state->queries_read, 0);
-        if (n + TILES_AHEAD < tiles.count) prefetch_tile(pipe, s, w, &boxes[TILES_AHEAD]);
+        if (n + TILES_AHEAD < tiles.count && first_row_of_box(s) < KEYS)
+            prefetch_box(s, w, pipe->rank, &boxes[TILES_AHEAD]);
 #pragma unroll
         for (int i = 0; i < TILES_AHEAD; i++) boxes[i] = boxes[i + 1];
         boxes[TILES_AHEAD] = next;

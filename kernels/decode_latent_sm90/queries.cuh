@@ -18,8 +18,8 @@ typedef struct own_queries {
     uint32_t at[OWN_BLOCKS * 4][4];
 } own_queries;
 
-/* Where a block of columns is when all consumers have fetched it: those of registers take the last
- * pairs' stages and the buffer of scores until they are in registers. */
+/* Where a block of columns is at first: those of registers take the last pairs' stages and the buffer of scores until they
+ * are in registers. */
 FA_DEVICE char *query_block_at(const pipeline *pipe, int block)
 {
     if (block >= OWN_BLOCKS) return pipe->q + (block - OWN_BLOCKS) * BLOCK_BYTES;
@@ -34,54 +34,51 @@ FA_DEVICE void put_query(const pipeline *pipe, int r, int vector, uint4 x)
                      x);
 }
 
-/* Whole rows a warp. All loads of a thread are on their way at the same time: the block waits for
- * them. */
-FA_DEVICE void fetch_queries(const pipeline *pipe, const fa_decode_params *d, const fa_work *w)
+/* By the thread that has described the work: a box of each block of columns, before any keys are loaded. Rows after the
+ * last query of a sequence may be those of another one, and take part in nothing. */
+FA_DEVICE void load_queries(const pipeline *pipe, const fa_decode_params *d,
+                            const fa_decode_latent_sm90_params *s)
 {
-    enum { WARP_ROWS = (ROWS + WARPS - 1) / WARPS, VECTORS = K_BLOCKS * 8, LOADS = VECTORS / 32 };
-    uint4 x[WARP_ROWS][LOADS + 1];
-#pragma unroll
-    for (int i = 0; i < WARP_ROWS; i++) {
-        const int r = i * WARPS + warp_id();
-        const char *row = r < ROWS ? find_query(d, w, r) : NULL;
-#pragma unroll
-        for (int j = 0; j <= LOADS; j++) {
-            const int column = 8 * (32 * j + lane_id());
-            x[i][j] = make_uint4(0, 0, 0, 0);
-            if (row && column < d->attention.d) x[i][j] = *(const uint4 *)(row + 2 * column);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < WARP_ROWS; i++)
-#pragma unroll
-        for (int j = 0; j <= LOADS; j++) {
-            const int r = i * WARPS + warp_id(), vector = 32 * j + lane_id();
-            if (r < ROWS && vector < VECTORS) put_query(pipe, r, vector, x[i][j]);
-        }
+    const fa_tile *t = &pipe->state->work.tile;
+    uint64_t *full = &pipe->state->queries_full;
+    const int row = (int)(t->start_q + t->first) * s->q_step.head;
+    ptx_mbarrier_arrive_expect(full, K_BLOCKS * d->heads * d->queries * 2 * BLOCK_COLUMNS);
+#pragma unroll 1
+    for (int block = 0; block < K_BLOCKS; block++)
+        ptx_tma_load_4d(query_block_at(pipe, block), &s->q, full, BLOCK_COLUMNS * block,
+                        (int)t->head, row, (int)t->block_q * s->q_step.block);
 }
 
-/* The same of rows that are not made of whole vectors. */
-FA_DEVICE void gather_queries(const pipeline *pipe, const fa_decode_params *d, const fa_work *w)
+/* Without a map of q. */
+FA_DEVICE void gather_queries(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
+                              int rows)
 {
 #pragma unroll 1
-    for (int i = thread_id(); i < ROWS * K_BLOCKS * 8; i += THREADS) {
+    for (int i = thread_id(); i < rows * K_BLOCKS * 8; i += WARPGROUP) {
         const int r = i / (K_BLOCKS * 8), vector = i % (K_BLOCKS * 8);
         put_query(pipe, r, vector, fetch_eight(d, w, r, 8 * vector));
     }
 }
 
-/* By all consumers: queries to shared memory. */
-FA_DEVICE void share_queries(const pipeline *pipe, const fa_decode_params *d, const fa_work *w)
+FA_DEVICE void clear_rows_from(const pipeline *pipe, int row)
 {
-    if (d->attention.q.vector == 8) fetch_queries(pipe, d, w);
-    else gather_queries(pipe, d, w);
-    ptx_fence_proxy_async();
-    __syncwarp();
-    ptx_mbarrier_arrive_if(&pipe->state->queries_read, lane_id() == 0);
-    sync_threads();
+#pragma unroll 1
+    for (int i = row * K_BLOCKS * 8 + thread_id(); i < ROWS * K_BLOCKS * 8; i += WARPGROUP)
+        put_query(pipe, i / (K_BLOCKS * 8), i % (K_BLOCKS * 8), make_uint4(0, 0, 0, 0));
 }
 
-/* By the consumer of scores, after share_queries(): its own ones to registers. It releases the
+/* By the consumer of scores: queries are in shared memory, and zeros in rows that the work tile does not have. */
+FA_DEVICE void complete_queries(const pipeline *pipe, const fa_decode_params *d)
+{
+    const int rows = d->heads * d->queries;
+    if (!pipe->maps_queries) gather_queries(pipe, d, &pipe->state->work, rows);
+    clear_rows_from(pipe, rows);
+    if (pipe->maps_queries) ptx_mbarrier_wait(&pipe->state->queries_full, 0);
+    ptx_fence_proxy_async();
+    ptx_named_barrier_sync(BARRIER_OF_CONSUMER + CONSUMER_SCORES, WARPGROUP);
+}
+
+/* By the consumer of scores, after complete_queries(): its own ones to registers. It releases the
  * stages when the first products have read these registers. */
 FA_DEVICE void take_own_queries(const pipeline *pipe, own_queries *q)
 {

@@ -187,7 +187,7 @@ FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d)
     float *const scores = s.at[0][0];
     int leader = lane_id() == 0;
     __asm__ volatile("" : "+r"(leader));
-    share_queries(pipe, d, w);
+    complete_queries(pipe, d);
     take_own_queries(pipe, &q);
 #pragma unroll 1
     for (int n = 0; n < tiles.count; n++) {

@@ -230,7 +230,6 @@ FA_DEVICE void consume_values(const pipeline *pipe, const fa_decode_params *d, i
     const int from = (int)ptx_uniform((uint32_t)w->from), to = (int)ptx_uniform((uint32_t)w->to);
     const int all_from = (int)ptx_uniform((uint32_t)w->all_from);
     const int all_to = (int)ptx_uniform((uint32_t)w->all_to);
-    share_queries(pipe, d, w);
     const score_place at = find_scores(pipe);
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) out[i] = 0.0f;

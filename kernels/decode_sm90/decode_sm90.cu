@@ -22,6 +22,7 @@
  */
 #include "decode_sm90/config.cuh"
 
+#include "decode_sm80/early_work.cuh"
 #include "decode_sm80/last_part.cuh"
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
@@ -98,21 +99,6 @@ FA_DEVICE void clear_outside(const fa_decode_params *d, const fa_work *w)
 }
 
 #if !EIGHT_BITS
-/* Whether the block finds its work before the grid in front has ended. That grid may write lengths of keys, which are read
- * again, but no other lengths. */
-FA_DEVICE bool finds_work_early(const fa_attention_params *p)
-{
-    return !p->cu_seqlens_q && !p->cu_seqlens_k && !p->seqlens_q;
-}
-
-/* Whether the sequence has another number of keys than when its work was found. */
-FA_DEVICE bool has_other_keys(const fa_attention_params *p, const fa_work *w)
-{
-    if (!p->seqlens_k) return false;
-    const int64_t keys = FA_READ_LENGTH(p->seqlens_k + w->tile.batch);
-    return fa_max64(0, fa_min64(keys, p->max_k)) != w->tile.n_k;
-}
-
 /* What can be done before the grid in front has ended. */
 FA_DEVICE void prepare_part(const fa_decode_params *d, const fa_decode_sm90_params *s,
                             const fa_work *w)

@@ -514,6 +514,19 @@ void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l
         params->sums = (float *)(void *)((char *)p->workspace + l->workspace_offset);
 }
 
+fa_decode_divisors fa_cuda_decode_divisors(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const int64_t units = p->heads_kv * l->decode.chunks;
+    return (fa_decode_divisors){.tasks = fa_reciprocal_of(l->tasks),
+                                .tiles = fa_reciprocal_of(l->tiles),
+                                .units = fa_reciprocal_of(units),
+                                .chunks = fa_reciprocal_of(l->decode.chunks),
+                                .parts = fa_reciprocal_of(l->decode.parts),
+                                .page_rows = fa_reciprocal_of(p->block_table ? p->rows_k : 1),
+                                .units_of_batch = (int32_t)units,
+                                .group = (int32_t)(p->heads_q / p->heads_kv)};
+}
+
 static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                        const fa_cuda_call *call, void *more, int step, int32_t counters,
                        fa_cuda_fault *fault)

@@ -67,6 +67,10 @@ void fa_cuda_cut_decode(fa_cuda_plan_launch *launch, int64_t parts, int64_t leas
 bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *launch,
                           const fa_cuda_call *call, void *more, fa_cuda_fault *fault);
 
+/* Reciprocals for a launch of a kernel that finds its work by them. */
+fa_decode_divisors fa_cuda_decode_divisors(const fa_problem *problem,
+                                           const fa_cuda_plan_launch *launch);
+
 /* Every field is written. step: FA_DECODE_...; counters: the set's number, for FA_DECODE_LAST. */
 void fa_cuda_set_decode_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                int step, int32_t counters, fa_decode_params *params);

@@ -26,17 +26,33 @@ static void make_map_shape(const fa_problem *p, const fa_variant *v, fa_tensor_m
     fa_cuda_map_view(map, &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, find_box_rows(p, v));
 }
 
+bool fa_cuda_map_latent_queries(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                fa_tensor_map_shape *map)
+{
+    const fa_view rows =
+        fa_cuda_score_rows(&p->q); /* heads in place of rows, and the other way round */
+    if (l->decode.queries > 1 && fa_cuda_is_broadcast(&rows, 2)) return false;
+    fa_cuda_map_view(map, &rows, p->d, p->heads_q, p->rows_q, p->blocks_q, l->decode.heads);
+    map->box[2] = (uint32_t)l->decode.queries;
+    return fa_tensor_map_fits(map, NULL);
+}
+
 bool fa_cuda_decode_latent_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                        int32_t merged_rows, fa_cuda_encoder *encode,
                                        fa_decode_latent_sm90_params *params, fa_cuda_fault *fault)
 {
-    fa_tensor_map_shape map;
-    make_map_shape(p, &fa_variants[l->variant], &map);
+    fa_tensor_map_shape maps[2];
+    const fa_view rows = fa_cuda_score_rows(&p->q);
+    make_map_shape(p, &fa_variants[l->variant], &maps[0]);
+    params->q_step = fa_cuda_map_steps(&rows);
     params->k_step = fa_cuda_map_steps(&p->k);
-    params->box_rows = (int32_t)map.box[1];
+    params->maps_queries = fa_cuda_map_latent_queries(p, l, &maps[1]);
+    params->box_rows = (int32_t)maps[0].box[1];
     params->merged_rows = merged_rows;
     params->cluster = (int32_t)l->cluster;
-    return fa_cuda_encode_maps(&map, (fa_sm90_map *const[]){&params->k}, 1, encode, fault);
+    params->divisors = fa_cuda_decode_divisors(p, l);
+    return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->q},
+                               1 + params->maps_queries, encode, fault);
 }
 
 int32_t fa_cuda_merged_rows(const fa_cuda_plan_launch *l, uint32_t *grid)

@@ -9,11 +9,16 @@
 #include "cuda/plan.h"
 #include "cuda/view_map.h"
 
-/* The kernel's second parameter. merged_rows: the rows of a block that merges. False if the map cannot be
+/* The kernel's second parameter. merged_rows: the rows of a block that merges. False if a map cannot be
  * made. */
 bool fa_cuda_decode_latent_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                        int32_t merged_rows, fa_cuda_encoder *encode,
                                        fa_decode_latent_sm90_params *params, fa_cuda_fault *fault);
+
+/* The map of queries: a box has the rows of a work tile, heads next to each other, then queries. False: there is none, and
+ * the kernel gathers queries. */
+bool fa_cuda_map_latent_queries(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                                fa_tensor_map_shape *map);
 
 /* Rows of a block that merges, so that a launch of `grid` blocks keeps as many multiprocessors busy
  * as the first one. */

@@ -30,19 +30,6 @@ static void make_map_shapes(const fa_problem *p, const fa_variant *v,
     fa_cuda_map_view(&maps[1], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, rows);
 }
 
-static fa_decode_divisors find_divisors(const fa_problem *p, const fa_cuda_plan_launch *l)
-{
-    const int64_t units = p->heads_kv * l->decode.chunks;
-    return (fa_decode_divisors){.tasks = fa_reciprocal_of(l->tasks),
-                                .tiles = fa_reciprocal_of(l->tiles),
-                                .units = fa_reciprocal_of(units),
-                                .chunks = fa_reciprocal_of(l->decode.chunks),
-                                .parts = fa_reciprocal_of(l->decode.parts),
-                                .page_rows = fa_reciprocal_of(p->block_table ? p->rows_k : 1),
-                                .units_of_batch = (int32_t)units,
-                                .group = (int32_t)(p->heads_q / p->heads_kv)};
-}
-
 bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                 fa_cuda_encoder *encode, fa_decode_sm90_params *params,
                                 fa_cuda_fault *fault)
@@ -55,7 +42,7 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
     params->box_rows = (int32_t)maps[0].box[1];
     for (params->box_shift = 0; 1 << params->box_shift < params->box_rows;) params->box_shift++;
     params->stages = l->decode.stages;
-    params->divisors = find_divisors(p, l);
+    params->divisors = fa_cuda_decode_divisors(p, l);
     return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->v}, MAPS, encode,
                                fault);
 }

@@ -45,6 +45,19 @@ static bool is_uniform(const fa_problem *p, const fa_cuda_device *device, char *
            has_none_of_few(p, few);
 }
 
+/* Whether there are so few work tiles that all multiprocessors are busy only with split keys. These take sequences of
+ * few queries as well; if most sequences are such, their keys would be read once for each query head. */
+static bool is_slower_than_split(const fa_problem *p, const fa_cuda_device *device)
+{
+    const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
+    fa_cuda_plan other;
+    if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0 ||
+        p->rows_q / p->batch <= fa_cuda_most_few(p) || split->slower(p, device, NULL, 0))
+        return false;
+    fa_cuda_plan_begin(device, split, &other);
+    return split->plan(p, device, &other, NULL, 0);
+}
+
 static bool refuse_uniform(const fa_problem *p, char *why, size_t size)
 {
     if (!is_uniform(p, NULL, NULL, 0)) return false;
@@ -81,11 +94,16 @@ static bool plan_mixed(const fa_problem *p, const fa_cuda_device *device, fa_cud
     return true;
 }
 
+static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    return is_uniform(p, device, why, size) || is_slower_than_split(p, device);
+}
+
 const fa_cuda_family fa_cuda_forward_mixed = {
     .name = "mixed",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .slower = is_uniform,
+    .slower = is_slower,
     .plan = plan_mixed,
 };
 
@@ -120,5 +138,6 @@ const fa_cuda_family fa_cuda_forward_mixed_beside = {
     .oldest = 90,
     .newest = 90,
     .does_few = true,
+    .slower = is_slower,
     .plan = plan_beside,
 };

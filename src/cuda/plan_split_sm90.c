@@ -27,6 +27,9 @@ static const double least_gain = 1.1;
 /* The same if lengths are on the device: they may be shorter than they can be, and merging has to read them. */
 static const double least_gain_of_shares = 1.25;
 
+/* The average length of packed sequences, relative to the longest one: a guess, because only the device knows. */
+static const double average_share = 0.7;
+
 enum {
     NARROW = 64,        /* the largest head dim that has the lower rate */
     LEAST_QUERIES = 33, /* fewer are for decode_sm90 */
@@ -349,8 +352,9 @@ typedef struct work {
 
 static work find_work(const fa_problem *p, const shape *s)
 {
+    const double share = p->cu_seqlens_q && p->batch > 1 ? average_share : 1;
     return (work){count_work_tiles(p, s), (double)count_key_tiles(s, s->tiles - 1),
-                  average_tiles(s)};
+                  share * average_tiles(s)};
 }
 
 /* With so many parts of each work tile. The hardware starts a block when another has ended. */

@@ -281,6 +281,28 @@ static void test_kinds_of_lengths(void)
     check_split(&p, &plan.launches[0]);
 }
 
+/* Batches that may have sequences of few queries are split where there are few work tiles and many queries a sequence.
+ * The sequences of such a batch have different lengths: more are split than of one sequence. */
+static void test_mixed(void)
+{
+    static const struct {
+        int64_t heads, batch, rows, max_q;
+        const char *family;
+    } cases[] = {{4, 7, 518, 512, "sm90_split"},
+                 {8, 3, 1512, 700, "sm90_split"},
+                 {4, 60, 571, 512, "mixed_beside"}, /* most sequences have few queries */
+                 {32, 7, 518, 512, "mixed_beside"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, 16384, 128);
+        fa_cuda_plan plan;
+        p.max_q = cases[i].max_q;
+        char why[320] = "";
+        const bool planned = fa_cuda_plan_make(&p, &devices[H200], NULL, &plan, why, sizeof why);
+        const char *const name = planned ? plan.family->name : why;
+        CHECK(strcmp(name, cases[i].family) == 0, "case %d: %s", (int)i, name);
+    }
+}
+
 static void test_refusals(void)
 {
     static const float numbers[] = {1};
@@ -344,6 +366,7 @@ int main(void)
     test_choice();
     test_lengths();
     test_kinds_of_lengths();
+    test_mixed();
     test_refusals();
     test_by_name();
     test_workspace();

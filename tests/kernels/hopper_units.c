@@ -926,7 +926,7 @@ void hopper_wait_for_grids(void) { here()->bulk[cuda_thread.x].waited = true; }
 int32_t hopper_read_latest(const int32_t *at)
 {
     static uint32_t count;
-    if (here()->bulk[cuda_thread.x].waited) return *at;
+    if (units.run->begins_early || here()->bulk[cuda_thread.x].waited) return *at;
     switch (count++ % 7) {
     case 0: return 0;
     case 1: return -5;

@@ -43,8 +43,9 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_latent_sm90_on_cpu_forms.h"
 };
 
-/* Launches; with clusters; which merge parts, of few rows and of all; problems whose keys were cut. */
-static int runs[FA_VARIANTS], clusters, merging[2], cut;
+/* Launches; with clusters; without and with a map of queries; which merge parts, of few rows and of all; problems whose keys
+ * were cut. */
+static int runs[FA_VARIANTS], clusters, mapped[2], merging[2], cut;
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
@@ -104,6 +105,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
              run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
     runs[l->variant]++;
     if (run.cluster) clusters++;
+    if (step != FA_DECODE_MERGE) mapped[both.more.maps_queries]++;
     cuda_run_kernel(&run);
 }
 
@@ -142,10 +144,11 @@ static bool wants(void *context, const random_call *call)
     char message[320];
     fa_problem p;
     fa_cuda_plan plan;
+    fa_tensor_map_shape map;
     (void)context;
     if (make_forward(call, &p, message, sizeof message) != FA_OK) return true; /* attend says why */
     return fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_latent_sm90, &plan, NULL, 0) &&
-           sample_takes(&p, &plan, 0);
+           sample_takes(&p, &plan, !fa_cuda_map_latent_queries(&p, &plan.launches[0], &map));
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -549,6 +552,7 @@ int main(int argc, char **argv)
         sample_end(kernels, runs);
     }
     CHECK(done > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
+    CHECK((mapped[0] > 0 && mapped[1] > 0) || argc > 1, "queries were always mapped, or never");
     CHECK((clusters > 0 && merging[0] > 0 && merging[1] > 0) || argc > 1,
           "no launch had clusters, or merged parts");
     if (argc > 2) {
