@@ -388,8 +388,12 @@ static int64_t least_keys(const fa_problem *p, const fa_variant *v)
     return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
 }
 
-/* So many parts are merged at once (SOURCES in kernels/decode_sm90/merge_parts.cuh). */
-enum { FEW_PARTS = 16 };
+/* So many parts are merged at once (SOURCES in kernels/decode_sm90/merge_parts.cuh), four columns a thread. Meanwhile, in
+ * some 0.3 us, the device could read MERGE_BYTES. */
+enum { FEW_PARTS = 16, MERGE_BYTES = 1300 << 10 };
+
+/* For decode_sm90: so many blocks, each alone on its multiprocessor, read at the full rate of memory. */
+enum { FULL_RATE_BLOCKS = 100, FULL_RATE_BLOCKS_WIDE = 60, WIDE = 256 };
 
 /* Whether few parts may have as little as a key tile: those of decode_sm90 in 16 bits, if there are few blocks. */
 static bool has_short_parts(const fa_problem *p, const fa_variant *v, int64_t tasks,
@@ -434,6 +438,37 @@ static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l
                  .blocks = 1};
 }
 
+/* Whether one round of blocks of decode_sm90 is best, with a block on each multiprocessor: there are few work tiles, and their
+ * lengths are the same as far as the host knows. */
+static bool has_one_round(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                          const fa_cuda_device *device)
+{
+    const bool differ = p->batch > 1 && fa_cuda_has_own_lengths(p);
+    return is_sm90(v) && !is_8bit(v) && !differ && 2 * tasks <= device->multiprocessors;
+}
+
+/* Cuts for one round: the time is that of a block or of the device, whichever reads longer, and that of the last block of a
+ * work tile, which merges. Two rounds, or two blocks on a multiprocessor, were never faster (H200, 19 shapes with up to 128
+ * parts; us: 8 query heads and 2 key/value heads of 256 columns, 18k keys in 16, 32, 66 and 71 parts 22.7, 17.8, 19.2,
+ * 24.4; 8 and one of 128, 32k keys in 32, 64 and 128 parts 18.7, 15.9, 18.9). Above FEW_PARTS,
+ * multiples of it are merged fastest. Of equal ones, most parts are best. */
+static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v, int64_t rows)
+{
+    const int64_t most = clamp_parts(k->multiprocessors / k->tasks, k->most);
+    const int64_t alone = v->head_dim >= WIDE ? FULL_RATE_BLOCKS_WIDE : FULL_RATE_BLOCKS;
+    const int64_t rounds = fa_cuda_count_tiles(rows * v->head_dim / 4, FA_DECODE_SM90_THREADS);
+    cut best = {1, 1, INFINITY};
+    for (int64_t parts = k->fewest < most ? k->fewest : most; parts <= most; parts++) {
+        if (parts > FEW_PARTS && parts % FEW_PARTS != 0 && parts < most) continue;
+        const int64_t blocks = k->tasks * parts < alone ? alone : k->tasks * parts;
+        const int64_t merges = parts > 1 ? rounds * fa_cuda_count_tiles(parts, FEW_PARTS) : 0;
+        const double bytes = (double)k->keys / (double)parts * (double)k->key_bytes;
+        const double cost = (double)blocks * bytes + (double)(merges * MERGE_BYTES);
+        if (cost <= best.cost) best = (cut){parts, 1, cost};
+    }
+    return best;
+}
+
 /* tasks: work tiles that count. If keys are not in pages, two blocks on a multiprocessor have enough bytes in flight; if three
  * would fit, fewer and larger blocks may fit better into rounds. */
 static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
@@ -456,6 +491,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     if (p->batch_invariant || tasks == 0) return best;
     if (fa_cuda_has_own_lengths(p))
         k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.most);
+    if (has_one_round(p, v, tasks, device)) return find_cut_of_one_round(&k, v, (int64_t)rows);
     if (is_sm90(v)) k.part_bytes = (int64_t)(2 * rows * row_floats(v) * sizeof(float));
     try_cuts(&k, fitting, &best);
     if (fitting == 3 && !p->block_table && !is_sm90(v)) try_cuts(&k, 2, &best);
