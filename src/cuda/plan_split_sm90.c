@@ -25,7 +25,7 @@ static const double memory_rate = 3e12; /* bytes a second, of sums that are stor
 static const double least_gain = 1.1;
 
 /* The same if lengths are on the device: they may be shorter than they can be, and merging has to read them. */
-static const double least_gain_of_shares = 1.25;
+static const double least_gain_of_shares = 1.2;
 
 /* The average length of packed sequences, relative to the longest one: a guess, because only the device knows. */
 static const double average_share = 0.7;
@@ -408,7 +408,7 @@ static bool are_shares_slower(const fa_problem *p, const fa_cuda_device *device)
     if (!v) return true;
     const shape s = find_longest(p, v);
     const int64_t blocks = device->multiprocessors;
-    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > blocks) return true;
+    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > MOST_ROUNDS_OF_SHARES * blocks) return true;
     const work w = find_work(p, &s);
     return shares_seconds(&s, &w, 1, blocks) <=
            least_gain_of_shares * choose_shares(p, &s, &w, blocks).seconds;
