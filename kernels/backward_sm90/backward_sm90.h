@@ -44,6 +44,7 @@
 #define FA_BACKWARD_SM90_DS_BUFFERS(dim, stages)                                                   \
     ((dim) > 128 || ((dim) > 64 && (stages) > 2) ? 2 : 3)
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
+#define FA_BACKWARD_SM90_CHAIN 8          /* most key tiles of a head of a CHAINED variant */
 #define FA_BACKWARD_SM90_SLICE_TILES 4    /* query tiles of a block of a JOINED variant's passes */
 
 /* Whether options hide keys from queries that their positions do not hide: a boolean mask, or a
@@ -180,6 +181,8 @@ typedef struct fa_backward_sm90_params {
     /* Of a SINGLE_TILES variant: blocks that share a head's queries. The number of a split is that
      * of its query heads times these, plus that of its queries. */
     int32_t query_parts;
+    /* Of a CHAINED variant: its blocks do what `prepare` does. */
+    int32_t prepares;
 } fa_backward_sm90_params;
 
 #endif

@@ -41,7 +41,7 @@ typedef struct consumer_state {
 #endif
     uint32_t base;   /* descriptor of the block's keys */
     uint32_t ds_row; /* where the lane stores dS */
-#if DQ_PARTS > 1 || SINGLE_TILES
+#if DQ_PARTS > 1 || WHOLE_DQ
     uint32_t dq; /* where the thread stores its part of dQ */
 #else
     float4 *dq;                                   /* the same */
@@ -156,7 +156,7 @@ FA_DEVICE void store_ds(const consumer_state *c, const uint32_t *ds, int count)
                               ds + 2 * j);
 }
 
-#if SINGLE_TILES
+#if WHOLE_DQ
 
 /* Where the lane stores its 16 bytes of a matrix of a whole dQ, in TMA's swizzle. Transposed: query
  * lane % 8 + 8 (lane / 16), columns 8 (lane / 8 % 2) of the warp's. Otherwise: query lane % 16 of

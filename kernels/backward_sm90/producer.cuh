@@ -6,6 +6,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 
+#include "backward_sm90/chain.cuh"
 #include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/dbias_sums.cuh"
@@ -237,6 +238,8 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
     issue_tile(&k, pipe->buffers, BLOCK_KEYS, row, &state->k_loaded);
 #else
     ptx_fence_proxy_async(); /* of the barriers */
+    /* Otherwise `prepare` has waited, and keys are no results of it. */
+    if (CHAINED && s->prepares) ptx_wait_for_grids();
     issue_tile(&k, pipe->buffers, BLOCK_KEYS, row, &state->k_loaded);
     issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS, row, &state->v_loaded);
 #endif
@@ -337,6 +340,9 @@ FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_par
     if (threadIdx.x % 32 != 0) return;
     /* A copy reads what other blocks have stored (wait_until_prepared in joined.cuh). */
     if (JOINED && at->count == 0) ptx_fence_proxy_async_global();
+#if CHAINED
+    if (at->count == 0) wait_for_chain();
+#endif
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
     ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
                   (const char *)s->rows + number_of(s, work_of(pipe), at) * ROW_BYTES, full,
@@ -368,9 +374,12 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
-    if (!ROWS_WITH_Q) load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
+    if (!ROWS_WITH_Q && !CHAINED)
+        load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
     load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
+    /* They may not have been prepared yet. */
+    if (CHAINED) load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
 }
 
 /* Says that most of the block's work tile `number` has been loaded: it may take the next one. */
@@ -837,9 +846,10 @@ FA_DEVICE int number_of_work(const pipeline *pipe)
 
 #endif
 
-#if SINGLE_TILES
+#if WHOLE_DQ
 
-/* A store warp where dQ is whole: stores a tile's dQ, which the consumer shares one tile later. */
+/* A store warp where dQ is whole: stores a tile's dQ, which the consumer shares one tile later. In a
+ * chain it stores what is not passed on, and tells the block before that there is room again. */
 FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
                               const fa_backward_sm90_params *s, int consumer)
 {
@@ -853,7 +863,7 @@ FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
         advance(&next, w->from, w->to);
         const int use = next.count;
         ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
-        if (p->dq.data)
+        if (p->dq.data && !is_passed(w, use))
             ptx_tma_store_4d(&s->dq, dq_at(pipe, consumer, use),
                              DQ_TRANSPOSED ? 0 : consumer * DQ_COLUMNS,
                              DQ_TRANSPOSED ? row + consumer * WHOLE_DQ_ROWS : row, head,
@@ -861,6 +871,9 @@ FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, use));
+#if CHAINED
+        give_room(state, w, consumer, use);
+#endif
     }
 }
 
@@ -881,7 +894,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
 #endif
 #if ORDERED
     store_in_turn(pipe, p, s, warp);
-#elif SINGLE_TILES
+#elif WHOLE_DQ
     store_whole_dq(pipe, p, s, warp);
 #else
     tile_cursor next = first_tile(w);

@@ -23,6 +23,9 @@
 #ifndef SINGLE_TILES
 #define SINGLE_TILES 0
 #endif
+#ifndef CHAINED
+#define CHAINED 0
+#endif
 
 typedef struct block_work {
     fa_key_tile keys;
@@ -43,6 +46,9 @@ typedef struct block_work {
 #endif
 #if SINGLE_TILES
     int32_t part; /* of the queries */
+#endif
+#if CHAINED
+    int32_t passed; /* tiles that the next block's keys are seen by, too: the first ones */
 #endif
     int64_t number;   /* of the sequence's tile 0 and the first head, in the workspace */
     int32_t num_keys; /* keys of the sequence from the block's first one on; at most KEYS */
@@ -116,6 +122,10 @@ FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90
         w->from = fa_uniform_first_query(u, (int)first) / QUERIES;
         w->to = divide_up(fa_uniform_end_query(u, (int)end));
         w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
+#if CHAINED
+        w->passed =
+            end < t->n_k ? w->to - fa_uniform_first_query(u, (int)end) / QUERIES : 0;
+#endif
         return;
     }
     w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
@@ -317,6 +327,9 @@ FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm9
     w->from = own->from;
     w->to = own->to;
     w->tiles = own->tiles;
+#if CHAINED
+    w->passed = own->passed;
+#endif
 #if ORDERED
     w->ascends = own->ascends;
 #endif

@@ -184,7 +184,18 @@ FA_DEVICE int ptx_named_barrier_or(int id, int threads, int predicate)
 
 /* ---- Clusters -------------------------------------------------------------------------------- */
 
-/* Waits for all threads of all blocks of the cluster. */
+/* Arrives at the cluster's barrier, where threads wait for all threads of all its blocks. */
+FA_DEVICE void ptx_cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+FA_DEVICE void ptx_cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+/* Both. */
 FA_DEVICE void ptx_cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release;\n"

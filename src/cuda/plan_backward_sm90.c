@@ -121,6 +121,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->sum_tiles = x->sum_tiles;
     params->prepared_tiles = x->whole_dq ? 0 : ahead ? x->groups_ahead * x->group_tiles : INT32_MAX;
     params->query_parts = x->query_parts;
+    params->prepares = x->prepares;
     params->heads_ascending = x->heads_ascending;
     params->ascending_together = x->ascending_together;
     params->counts_pairs = x->counts_pairs;
@@ -258,7 +259,9 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
          FA_END_backward_sm90_persistent},
         {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined, FA_END_backward_sm90_joined},
         {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single,
-         FA_END_backward_sm90_single}};
+         FA_END_backward_sm90_single},
+        {&fa_cuda_backward_sm90_chained, FA_FIRST_backward_sm90_chained,
+         FA_END_backward_sm90_chained}};
     int of = 0;
     while (rows[of].family != family) of++;
     const int options = find_options(p);
@@ -286,6 +289,9 @@ static int find_value_columns(const fa_variant *v)
 {
     return v->value_dim ? v->value_dim : find_columns(v);
 }
+
+/* Whether its blocks store dQ, which is whole. */
+static bool stores_dq(const fa_variant *v) { return v->single_tiles || v->chained; }
 
 /* Blocks that share a work tile's keys in equal parts. */
 static int count_blocks(const fa_variant *v) { return v->cluster > 1 ? v->cluster : 1; }
@@ -554,7 +560,7 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
                              const fa_cuda_device *device, const fa_cuda_backward_sm90_launch *own)
 {
     const fa_variant *v = &fa_variants[main->variant];
-    return fa_cuda_shrinks(p) && !is_wide(v) && !v->joined && !v->single_tiles &&
+    return fa_cuda_shrinks(p) && !is_wide(v) && !v->joined && !stores_dq(v) &&
            p->heads_q == p->heads_kv * own->splits && main->tiles <= (v->persistent ? 4 : 8) &&
            main->tasks > device->multiprocessors;
 }
@@ -586,6 +592,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together = own->ordered ? count_heads_together(p, main, device)
                                        : count_heads_in_turn(p, main, device, own->first_stored);
+    if (v->chained) own->heads_together = 1; /* the blocks of a head are a cluster */
     if (own->heads_ascending > 0)
         own->heads_together = main->tasks / main->tiles - own->heads_ascending; /* the others */
     if (own->ordered || own->first_stored)
@@ -662,6 +669,17 @@ static int count_query_parts(const fa_problem *p, int64_t tasks, const fa_cuda_d
     return (int)clamp(device->multiprocessors / tasks, 1, tiles / each);
 }
 
+/* The blocks of a head are a cluster. If all of them run at once, they also do what `prepare` does, unless a later launch needs
+ * delta. */
+static void plan_chain(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
+                       fa_cuda_plan_launch *prepare, fa_cuda_plan_launch *main,
+                       fa_cuda_backward_sm90_launch *own)
+{
+    own->prepares = v->chained && main->tasks <= device->multiprocessors && !p->dsinks;
+    if (v->chained) main->cluster = (uint32_t)main->tiles;
+    prepare->idle = prepare->idle || own->prepares;
+}
+
 /* Sums of splits are behind the workspace so far. */
 static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                         fa_cuda_plan_launch *main, fa_cuda_plan *plan,
@@ -700,7 +718,7 @@ static bool plan_whole_dq(const fa_problem *p, const fa_variant *v,
 {
     static const char *const names[] = {"gradients.dq"};
     const int rows = v->dq_transposed ? FA_BACKWARD_SM90_QUERIES / 2 : FA_BACKWARD_SM90_QUERIES;
-    own->whole_dq = v->single_tiles;
+    own->whole_dq = stores_dq(v);
     if (!own->whole_dq) return true;
     fa_cuda_map_view(&own->maps[5], &p->dq, p->d, p->rows_q, p->heads_q, p->blocks_q, rows);
     return !p->dq.data || fa_cuda_maps_fit(&own->maps[5], names, 1, why, size);
@@ -738,7 +756,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, find_threads(v), find_smem(v), queue_sm90, device, plan, why, size);
     if (!prepare || !main) return false;
-    if (!v->joined && !v->single_tiles) {
+    if (!v->joined && !stores_dq(v)) {
         fa_cuda_plan_launch *const finish =
             fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_finish_sm90), threads, 0,
                              queue_sm90, device, plan, why, size);
@@ -756,7 +774,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     own.sums_transposed = v->dq_transposed;
     own.delta_offset = 0;
     own.rows_offset =
-        v->single_tiles ? 0
+        stores_dq(v) ? 0
                         : (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
@@ -774,6 +792,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     main->grid = fa_cuda_grid(v->persistent && main->tasks > device->multiprocessors
                                   ? device->multiprocessors
                                   : main->tasks * count_blocks(v));
+    plan_chain(p, v, device, prepare, main, &own);
     if (!plan_joined(p, v, device, prepare, main, plan, &own, why, size)) return false;
     plan_shared_bias(p, &own);
     if (!add_finish_keys(&x, v, main, own.splits)) return false;
@@ -790,7 +809,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
      * they let it start. It also reads lengths, through the first-level cache, which may have older copies if
      * prepare overlaps the launch that wrote them. */
     prepare->overlaps = !v->joined && !fa_cuda_has_own_lengths(p);
-    main->overlaps = !is_wide(v) && !prepare->idle;
+    main->overlaps = !is_wide(v) && (!prepare->idle || own.prepares);
     if (!fa_cuda_add_dbias_round(&x, dbias, sums_offset)) return false;
     if (v->joined) return fa_cuda_add_dbias_dsinks(&x, dbias, NULL);
     size_t *const delta_offset = &prepare->backward_sm90.delta_offset;
@@ -959,6 +978,52 @@ const fa_cuda_family fa_cuda_backward_sm90_single = {
     .does_few = true,
     .slower = is_not_single,
     .plan = plan_single,
+};
+
+/* Whether a head's key tiles are the blocks of a cluster, and each one's query tiles are the last ones of those of the one before,
+ * which all see the first one. As above for the rest. */
+static bool is_chain(const fa_problem *p)
+{
+    const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
+    const int64_t queries = FA_BACKWARD_SM90_QUERIES,
+                  tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
+    return u.applies && u.n_k == p->rows_k && p->d % 8 == 0 && p->heads_q == p->heads_kv &&
+           tiles > 1 && tiles <= FA_BACKWARD_SM90_CHAIN && p->window_left < 0 &&
+           (p->causal || p->window_right < 0) && u.keys_to == p->rows_k &&
+           u.queries_from < queries &&
+           fa_cuda_count_tiles(u.queries_to, queries) == fa_cuda_count_tiles(p->rows_q, queries);
+}
+
+/* That needs no words. */
+static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    (void)why, (void)size;
+    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
+    return !is_chain(p) || tiles * p->heads_kv * p->batch > device->multiprocessors;
+}
+
+static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                         char *why, size_t size)
+{
+    if (!is_chain(p)) {
+        fa_cuda_say(
+            why, size,
+            "heads share keys, or have one key tile or more than %d, or lengths of their own, or a "
+            "window, or queries see no key, or the head dim is not a multiple of 8",
+            FA_BACKWARD_SM90_CHAIN);
+        return false;
+    }
+    return !refuse_order(p, why, size) && !refuse_score_options(p, why, size) &&
+           !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
+}
+
+const fa_cuda_family fa_cuda_backward_sm90_chained = {
+    .name = "sm90_chained",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = is_slow_chain,
+    .plan = plan_chained,
 };
 
 /* Whether each head has one key tile, and few query tiles. */

@@ -107,6 +107,7 @@ typedef struct fiber {
     place resume;
     cuda_wait wait;                    /* UNIT */
     unsigned arrivals[NAMED_BARRIERS]; /* phases of named barriers that it has arrived in */
+    unsigned cluster_arrivals;         /* the same of the cluster's barrier */
 } fiber;
 
 typedef struct named_barrier {
@@ -253,7 +254,28 @@ int __syncthreads_or(int predicate)
     return *votes;
 }
 
-void cuda_cluster_barrier(void) { meet(CLUSTER, machine.cluster_phase[cluster_here()]); }
+void cuda_cluster_arrive(void)
+{
+    fiber *f = &here()->fibers[cuda_thread.x];
+    const unsigned phase = machine.cluster_phase[cluster_here()];
+    if (f->cluster_arrivals == phase + 1) cuda_die("arrives at the cluster's barrier twice");
+    f->cluster_arrivals = phase + 1;
+    cuda_be_late();
+}
+
+void cuda_cluster_wait(void)
+{
+    const fiber *f = &here()->fibers[cuda_thread.x];
+    if (f->cluster_arrivals == 0) cuda_die("waits at the cluster's barrier, and has not arrived");
+    if (f->cluster_arrivals == machine.cluster_phase[cluster_here()] + 1)
+        meet(CLUSTER, f->cluster_arrivals - 1);
+}
+
+void cuda_cluster_barrier(void)
+{
+    cuda_cluster_arrive();
+    cuda_cluster_wait();
+}
 
 static void arrive(int number, int threads)
 {
@@ -604,13 +626,13 @@ static bool all_at(unsigned first, unsigned threads, meeting at)
     return true;
 }
 
-/* Lanes may wait for other units one by one, and be slow; otherwise a warp runs together. */
+/* Lanes may wait for other units or other blocks one by one, and be slow; otherwise a warp runs together. */
 static void check_lanes(unsigned first, unsigned lanes)
 {
     bool same = true;
     for (unsigned n = 0; n < lanes; n++) {
         const meeting at = here()->fibers[first + n].at;
-        if (at == UNIT || at == LATE || can_go_on(first + n)) return;
+        if (at == UNIT || at == CLUSTER || at == LATE || can_go_on(first + n)) return;
         same = same && at == here()->fibers[first].at;
     }
     if (!same) cuda_die("threads of a warp meet at different places");
@@ -705,15 +727,19 @@ static bool for_blocks(bool (*go_on)(void))
     return any;
 }
 
-static bool is_anywhere_but_at(meeting at, unsigned *there)
+/* Whether a thread of the block has neither arrived nor ended. there: counts those that have
+ * arrived and not ended. */
+static bool is_missing_at_cluster(unsigned *there)
 {
-    bool other = false;
+    const unsigned arrived = machine.cluster_phase[cluster_here()] + 1;
+    bool missing = false;
     for (unsigned n = 0; n < machine.run->threads; n++) {
-        const meeting m = here()->fibers[n].at;
-        other = other || (m != at && m != ENDED);
-        *there += m == at;
+        const fiber *f = &here()->fibers[n];
+        if (f->at == ENDED) continue;
+        missing = missing || f->cluster_arrivals != arrived;
+        *there += f->cluster_arrivals == arrived;
     }
-    return other;
+    return missing;
 }
 
 /* Whether all threads of a cluster that have not ended have arrived at its barrier; then they
@@ -723,7 +749,7 @@ static bool end_phase_of_cluster(unsigned first)
     unsigned there = 0;
     for (unsigned rank = 0; rank < cuda_cluster_size(machine.run); rank++) {
         cuda_enter_block(first + rank);
-        if (is_anywhere_but_at(CLUSTER, &there)) return false;
+        if (is_missing_at_cluster(&there)) return false;
     }
     if (there) machine.cluster_phase[cluster_here()]++;
     return there;
@@ -806,6 +832,7 @@ static void start_fiber(unsigned thread)
     f->at = NOWHERE;
     f->copies = f->copy_groups = 0;
     memset(f->arrivals, 0, sizeof f->arrivals);
+    f->cluster_arrivals = 0;
 }
 
 static void start_block(unsigned number)

@@ -87,7 +87,9 @@ enum {
     FIRST_JOINED_PROBLEM = 6200,
     JOINED_PROBLEMS = 450,
     FIRST_SINGLE_PROBLEM = 20000,
-    SINGLE_PROBLEMS = 2000
+    SINGLE_PROBLEMS = 2000,
+    FIRST_CHAINED_PROBLEM = 50000,
+    CHAINED_PROBLEMS = 2000
 };
 
 typedef struct parameters {
@@ -201,6 +203,12 @@ static bool waits_for_first_shares(const fa_cuda_plan_launch *l)
     return adds_to_first_shares(l) && takes_by_number(l);
 }
 
+/* Whether blocks do what `prepare` does. */
+static bool prepares(const fa_cuda_plan_launch *l)
+{
+    return is_main(l) && l->backward_sm90.prepares;
+}
+
 /* All orders and delays; a slow warp, often one of the three that load or store. */
 static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
 {
@@ -219,7 +227,7 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     /* With two buffers of dS a consumer's warps rely on each other's products. */
     run->warps_multiply = bits >> 43 & 1 && FA_BACKWARD_SM90_DS_BUFFERS(v->head_dim, v->stages) > 2;
     if (in_order || v->persistent)
-        run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
+        run->together = run->cluster > 2 ? 1 : run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
     run->first_block_slow = /* in a cluster, the other block waits for it */
         !run->cluster && in_order && !m->ordered && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
@@ -256,8 +264,8 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .static_bytes =
                         fa_variants[l->variant].persistent ? 1024 - FA_BACKWARD_SM90_PADDING(1) : 0,
                     .overlaps = l->overlaps,
-                    .begins_early = l->smem_bytes > 0, /* loads of keys */
-                    .lets_late = l->smem_bytes == 0,   /* for the sake of such loads */
+                    .begins_early = l->smem_bytes > 0 && !prepares(l), /* loads of keys */
+                    .lets_late = l->smem_bytes == 0 || prepares(l), /* for the sake of such loads */
                     .units = &hopper_units};
     if (!run.kernel) abort();
     vary(&run, m, l);
@@ -520,6 +528,8 @@ static bool wants(void *context, const random_call *call)
         make_plan(call, &call->gradients, &options, find_family(&options, false), &p, &plan,
                   message, sizeof message);
     if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend gives the reason */
+    for (int i = 0; i < plan.count; i++)
+        if (plan.launches[i].cluster > CUDA_MOST_CLUSTER) return false;
     if (few == &fa_cuda_backward_sm90 &&
         !fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2))
         return false;
@@ -617,6 +627,8 @@ static int run_listed(void)
     run_problems(FIRST_SINGLE_PROBLEM, FIRST_SINGLE_PROBLEM + SINGLE_PROBLEMS);
     for (size_t i = 0; i < sizeof with_query_parts / sizeof *with_query_parts; i++)
         run_problems(with_query_parts[i], with_query_parts[i] + 1);
+    few = &fa_cuda_backward_sm90_chained;
+    run_problems(FIRST_CHAINED_PROBLEM, FIRST_CHAINED_PROBLEM + CHAINED_PROBLEMS);
     few = NULL;
     return done;
 }
@@ -635,6 +647,7 @@ int main(int argc, char **argv)
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
           : argv[4][0] == 's'     ? &fa_cuda_backward_sm90_single
+          : argv[4][0] == 'C'     ? &fa_cuda_backward_sm90_chained
           : argv[4][0] == 'c'     ? &fa_cuda_backward_sm90
                                   : &fa_cuda_backward_sm90_persistent;
     if (searching) run_listed();
