@@ -56,7 +56,7 @@ FA_DEVICE void expect_dq(const pipeline *pipe, const consumer_state *c, int use)
 /* Adds what the block before has sent. */
 FA_DEVICE void receive_dq(const pipeline *pipe, consumer_state *c, const char *sums, int use)
 {
-    ptx_mbarrier_wait_cluster(dq_received(pipe->state, c->number, use), chain_parity(use));
+    ptx_mbarrier_wait(dq_received(pipe->state, c->number, use), chain_parity(use));
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++) {
         const float4 x = *(const float4 *)(sums + j * WARPGROUP * 16);
@@ -72,7 +72,7 @@ FA_DEVICE void receive_dq(const pipeline *pipe, consumer_state *c, const char *s
 FA_DEVICE void send_dq(const pipeline *pipe, const consumer_state *c, char *sums, int use)
 {
     const int next = work_of(pipe)->key_tile + 1;
-    ptx_mbarrier_wait_cluster(dq_room(pipe->state, c->number, use), chain_parity(use) ^ 1);
+    ptx_mbarrier_wait(dq_room(pipe->state, c->number, use), chain_parity(use) ^ 1);
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++)
         ptx_store_to_peer_x4((float *)(sums + j * WARPGROUP * 16),
@@ -179,8 +179,9 @@ FA_DEVICE void prepare_share(const fa_backward_params *p, const fa_backward_sm90
     ptx_fence_proxy_async_global();
 }
 
-/* Executed by the thread that issues loads: waits until all blocks of the cluster have initialized
- * their barriers, and have prepared their rows. All others use them behind a load that it issues. */
+/* Executed by the load warp: waits until all blocks of the cluster have initialized
+ * their barriers, and have prepared their rows. All others use them behind a load that it issues.
+ * Not by one lane: the instruction is for whole warps. */
 FA_DEVICE void wait_for_chain(void)
 {
     ptx_cluster_wait();

@@ -607,7 +607,7 @@ FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
     char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) + stage_of(end) * Q_BYTES +
                    warp * (WARP_ROWS * HEAD_DIM * 2);
 #endif
-    if (w->key_sums) {
+    if (!CHAINED && w->key_sums) {
         if (of_keys) leave_sums(w->key_sums, c->dk, SUM_DIM, c->number);
         if (of_values) leave_sums(w->key_sums + KEYS * SUM_DIM, c->dv, VALUE_DIM, c->number);
         return;

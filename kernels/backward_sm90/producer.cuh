@@ -122,6 +122,12 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
     __syncwarp();
 }
 
+/* Whether all rows of a tile are kept. */
+FA_DEVICE bool keeps_all(const kept_rows *kept, int rows)
+{
+    return kept->from <= 0 && kept->to >= rows && !has_blind(kept);
+}
+
 /* The same for keys or values. Rows count from key `first` of the work tile. */
 FA_DEVICE kept_rows keep_keys(const block_work *w, int first)
 {
@@ -220,6 +226,34 @@ FA_DEVICE void prefetch_maps(const fa_backward_sm90_params *s)
     ptx_tma_prefetch(&s->dout);
 }
 
+#if CHAINED
+
+/* A block loads its first tile together with its keys, if all of the tile's rows are kept. */
+FA_DEVICE bool loads_early(const block_work *w)
+{
+    const int first = (w->to - 1) * QUERIES;
+    const kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
+    return keeps_all(&kept, QUERIES);
+}
+
+FA_DEVICE void issue_first_queries(const pipeline *pipe, const fa_backward_sm90_params *s,
+                                   const block_work *own, bool of_dout)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &own->sequence;
+    const int head = (int)t->head, number = (int)t->block_q, row = (own->to - 1) * QUERIES;
+    if (!loads_early(own)) return;
+    if (of_dout) {
+        const tile_source dout = source_of(&s->dout, &s->dout_step, head, number, VALUE_BLOCKS);
+        issue_tile(&dout, pipe->buffers + DOUT_AT, QUERIES, row, &state->dout_full[0]);
+    } else {
+        const tile_source q = source_of(&s->q, &s->q_step, head, number, BLOCKS);
+        issue_tile(&q, pipe->buffers + Q_AT, QUERIES, row, &state->q_full[0]);
+    }
+}
+
+#endif
+
 /* Issues the loads of the block's keys and values. Executed by the thread that has initialized the
  * barriers. */
 FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s,
@@ -241,7 +275,13 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
     /* Otherwise `prepare` has waited, and keys are no results of it. */
     if (CHAINED && s->prepares) ptx_wait_for_grids();
     issue_tile(&k, pipe->buffers, BLOCK_KEYS, row, &state->k_loaded);
+#if CHAINED
+    issue_first_queries(pipe, s, own, false);
+#endif
     issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS, row, &state->v_loaded);
+#if CHAINED
+    issue_first_queries(pipe, s, own, true);
+#endif
 #endif
 }
 
@@ -258,6 +298,10 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
     if (warp == 0) init_barriers(pipe->state);
     if (warp == 3) prefetch_maps(s);
     const bool any = find_keys(p, s, block, &own);
+#if CHAINED
+    if (warp == 0 && any) find_queries(p, s, &own);
+    if (warp == 0 && any) find_seen_rows(p, s, &own);
+#endif
     if (warp == 0 && any) issue_keys(pipe, s, &own);
     if (warp == 1 && any) describe_work(p, s, &own, w);
     if (warp == 1 && !any) describe_nothing(&own, w);
@@ -340,9 +384,6 @@ FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_par
     if (threadIdx.x % 32 != 0) return;
     /* A copy reads what other blocks have stored (wait_until_prepared in joined.cuh). */
     if (JOINED && at->count == 0) ptx_fence_proxy_async_global();
-#if CHAINED
-    if (at->count == 0) wait_for_chain();
-#endif
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
     ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
                   (const char *)s->rows + number_of(s, work_of(pipe), at) * ROW_BYTES, full,
@@ -361,6 +402,9 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
     ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
     if (ROWS_WITH_Q) load_row_numbers(pipe, s, at, stage, &state->q_full[stage]);
+#if CHAINED
+    if (at->count == 0 && loads_early(work_of(pipe))) return;
+#endif
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept);
 }
@@ -376,9 +420,14 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
     if (!ROWS_WITH_Q && !CHAINED)
         load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
-    load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
-              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
-    /* They may not have been prepared yet. */
+#if CHAINED
+    if (at->count > 0 || !loads_early(work_of(pipe)))
+#endif
+        load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
+                  (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
+#if CHAINED
+    if (at->count == 0) wait_for_chain();
+#endif
     if (CHAINED) load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
 }
 

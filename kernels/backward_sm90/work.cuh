@@ -67,6 +67,12 @@ typedef struct block_work {
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
 } block_work;
 
+/* Whether all sequences have the same lengths. A chain has no others. */
+FA_DEVICE bool is_uniform(const fa_backward_sm90_params *s)
+{
+    return CHAINED || s->uniform.applies;
+}
+
 FA_DEVICE int divide_up(int x) { return (x + QUERIES - 1) >> 6; }
 
 /* Which tiles need no mask for a consumer. */
@@ -89,7 +95,7 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, const fa_backward_sm
 {
     const fa_uniform_lengths *u = &s->uniform;
     const fa_tile *t = &w->sequence;
-    if (u->applies) {
+    if (is_uniform(s)) {
         const int key = (int)w->keys.first;
         w->clear_before_key = u->keys_from - key;
         w->clear_from_key = u->keys_to == p->rows_k ? UNBOUNDED : u->keys_to - key;
@@ -118,7 +124,7 @@ FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
     if (first >= end) return;
-    if (u->applies) {
+    if (is_uniform(s)) {
         w->from = fa_uniform_first_query(u, (int)first) / QUERIES;
         w->to = divide_up(fa_uniform_end_query(u, (int)end));
         w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
@@ -146,7 +152,7 @@ FA_DEVICE void find_masks(const fa_attention_params *p, const fa_backward_sm90_p
     w->tiles_behind = ((int32_t)t->n_k + KEYS - 1) / KEYS - 1 - w->key_tile;
 #endif
     const fa_uniform_lengths *u = &s->uniform;
-    if (u->applies) {
+    if (is_uniform(s)) {
         w->first_query = u->has_first ? (int)first + u->first_query : -UNBOUNDED;
         w->end_query = u->has_end ? (int)first + u->end_query : UNBOUNDED;
         w->edge = u->has_end ? max(0, w->end_query + KEYS - 2) : INT32_MAX;
@@ -164,7 +170,7 @@ FA_DEVICE void find_masks(const fa_attention_params *p, const fa_backward_sm90_p
 /* The number of tile 0 of a sequence and head in the workspace. */
 FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *t, int64_t q_tiles)
 {
-    if (p->cu_seqlens_q)
+    if (!CHAINED && p->cu_seqlens_q)
         return t->head * q_tiles + FA_PACKED_FIRST_TILE(t->start_q, QUERIES, t->batch + 1);
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
@@ -256,25 +262,25 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
 #else
     const int64_t own = find_task(p, s, block);
 #endif
-    const int64_t task = fa_find_split(p, own, s->splits, &split);
+    const int64_t task = fa_find_split(p, own, CHAINED ? 1 : s->splits, &split);
     const int32_t group = s->divisors.group;
 #if SINGLE_TILES
     const int splits = s->splits / s->query_parts, part = split % s->query_parts;
     const int of_heads = split / s->query_parts;
     w->part = part;
 #else
-    const int splits = s->splits, of_heads = split;
+    const int splits = CHAINED ? 1 : s->splits, of_heads = split;
 #endif
     w->heads = splits == 1 ? group : group / splits;
 #if JOINED
     w->unit = (int32_t)fa_divide_by(own, s->divisors.tiles);
 #endif
     w->key_sums = NULL;
-    if (s->key_sums)
+    if (!CHAINED && s->key_sums)
         w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
                                         FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = 0;
-    if (s->uniform.applies) {
+    if (is_uniform(s)) {
         fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, of_heads * w->heads,
                              &w->keys, &w->sequence);
         return w->keys.count > 0;

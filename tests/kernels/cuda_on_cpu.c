@@ -626,13 +626,13 @@ static bool all_at(unsigned first, unsigned threads, meeting at)
     return true;
 }
 
-/* Lanes may wait for other units or other blocks one by one, and be slow; otherwise a warp runs together. */
+/* Lanes may wait for other units one by one, and be slow; otherwise a warp runs together. */
 static void check_lanes(unsigned first, unsigned lanes)
 {
     bool same = true;
     for (unsigned n = 0; n < lanes; n++) {
         const meeting at = here()->fibers[first + n].at;
-        if (at == UNIT || at == CLUSTER || at == LATE || can_go_on(first + n)) return;
+        if (at == UNIT || at == LATE || can_go_on(first + n)) return;
         same = same && at == here()->fibers[first].at;
     }
     if (!same) cuda_die("threads of a warp meet at different places");
