@@ -60,8 +60,14 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         .dbias_mapped = s.dbias_mapped
 #endif
     };
-#if PERSISTENT
+#if PERSISTENT || CHAINED
     if (pipe.buffers - (char *)raw > FA_BACKWARD_SM90_PADDING(1)) __trap();
+#endif
+#if CHAINED
+    if (threadIdx.x == 0) begin_chain(&shared, &s);
+    ptx_cluster_arrive_relaxed();
+#endif
+#if PERSISTENT
     if (threadIdx.x == 0) {
         init_barriers(&shared);
         prefetch_maps(&s);
@@ -84,7 +90,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const bool loads =
         threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
 #if CHAINED
-    if (threadIdx.x >= WARPGROUP && s.prepares) prepare_share(&p, &s, number);
+    if (threadIdx.x >= WARPGROUP && s.prepares) prepare_share(&pipe, &p, &s, number);
 #endif
 #if JOINED
     /* A thread of a consumer waits, because the consumers have nothing to do yet. */
@@ -93,7 +99,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     __syncthreads();
 #if CHAINED
-    ptx_cluster_arrive();
+    join_chain(&s);
 #endif
     /* The scheduler warp and the load warp of a persistent block wait later. */
     if (!PERSISTENT || (threadIdx.x / 32 != WARP_LOAD && threadIdx.x / 32 != WARP_SCHEDULE))

@@ -104,6 +104,20 @@ FA_DEVICE void give_room(shared_state *state, const block_work *w, int consumer,
 
 /* ---- What `prepare` does --------------------------------------------------------------------- */
 
+/* Whether there are rows that have no slot at first. They go through the workspace. */
+FA_DEVICE bool leaves_rows(const fa_backward_sm90_params *s)
+{
+    return s->prepares && s->q_tiles > ROW_SLOTS;
+}
+
+/* Executed by one thread, in the block's first step. */
+FA_DEVICE void begin_chain(shared_state *state, const fa_backward_sm90_params *s)
+{
+    init_barriers(state);
+    ptx_mbarrier_arrive_expect(&state->rows_full,
+                               s->prepares ? min((int)s->q_tiles, ROW_SLOTS) * ROW_BYTES : 0);
+}
+
 /* At once: each thread of the consumers has some rows, of which it loads 16 bytes. */
 enum {
     ROW_LANES = HEAD_DIM / 8,
@@ -111,14 +125,40 @@ enum {
     ROWS_AT_ONCE = HEAD_DIM / 16,
     CHAIN_ROWS = ROWS_AT_ONCE * ROW_STEP /* two query tiles */
 };
+static_assert(ROW_LANES >= FA_BACKWARD_SM90_CHAIN, "each sends to one block");
 
-/* The numbers of the tile of a row. rows: those of the head's first tile. */
-FA_DEVICE float *numbers_of(float *rows, int row) { return rows + (row & ~(QUERIES - 1)); }
+/* Where the numbers of a head's queries go: to the slots of all blocks, those of the first tiles
+ * that they go through; the others to the workspace. */
+typedef struct row_places {
+    char *slots;
+    uint64_t *full;
+    float *left; /* of the head's first tile */
+    int tiles, blocks;
+} row_places;
 
-/* CHAIN_ROWS rows, or those before row `end`. All loads are issued before the first is used. from:
- * the first of the rows. */
-FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float *rows, int from,
-                               int end)
+/* Executed by all lanes that have the row: each sends to one block. lane: of those. */
+FA_DEVICE void send_numbers(const fa_backward_params *p, const fa_tile *t, const row_places *to,
+                            int row, float lse, float product, int lane)
+{
+    const float2 x = find_numbers(lse, find_delta(p, t, row, lse, product));
+    const int count = to->tiles - 1 - row / QUERIES, at = FA_BACKWARD_SM90_ROW_AT(row % QUERIES);
+    if (count < 0) return;
+    if (count < ROW_SLOTS) {
+        float *slot = (float *)(to->slots + count * ROW_BYTES) + at;
+        if (lane >= to->blocks) return;
+        ptx_store_to_peer(slot, to->full, lane, x.x);
+        ptx_store_to_peer(slot + QUERIES, to->full, lane, x.y);
+        return;
+    }
+    float *left = to->left + row / QUERIES * (2 * QUERIES) + at;
+    if (lane > 0) return;
+    left[0] = x.x;
+    left[QUERIES] = x.y;
+}
+
+/* CHAIN_ROWS rows. All loads are issued before the first is used. from: the first of the rows. */
+FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, const row_places *to,
+                               int from)
 {
     const int thread = (int)threadIdx.x - WARPGROUP, lane = thread % ROW_LANES;
     const int first = from + thread / ROW_LANES;
@@ -132,57 +172,64 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
     for (int n = 0; n < ROWS_AT_ONCE; n++) {
         const int row = first + n * ROW_STEP;
         x[n] = y[n] = make_uint4(0, 0, 0, 0);
-        lse[n] = lane == 0 ? load_row_lse(p, t, row) : 0.0f;
+        lse[n] = load_row_lse(p, t, row);
         if (row >= t->n_q || 8 * lane >= p->a.d_v) continue;
         x[n] = *(const uint4 *)(dout + n * dout_step);
         y[n] = *(const uint4 *)(out + n * out_step);
     }
 #pragma unroll
     for (int n = 0; n < ROWS_AT_ONCE; n++) {
-        const int row = first + n * ROW_STEP;
         const uint32_t a[4] = {x[n].x, x[n].y, x[n].z, x[n].w},
                        b[4] = {y[n].x, y[n].y, y[n].z, y[n].w};
         const float product = multiply_row(a, b, ROW_LANES);
-        if (lane == 0 && row < end) prepare_row(p, t, row, lse[n], product, numbers_of(rows, row));
+        send_numbers(p, t, to, first + n * ROW_STEP, lse[n], product, lane);
     }
 }
 
 /* All other rows: a warp for each. */
-FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float *rows, int from,
-                            int end)
+FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, const row_places *to,
+                            int from)
 {
 #pragma unroll 1
-    for (int row = from + (int)threadIdx.x / 32 - WARPS; row < min(end, from + CHAIN_ROWS);
+    for (int row = from + (int)threadIdx.x / 32 - WARPS; row < from + CHAIN_ROWS;
          row += CONSUMERS * WARPS) {
         const float product = fa_warp_sum(row < t->n_q ? fa_row_product(p, t, row) : 0.0f);
-        if (threadIdx.x % 32 == 0)
-            prepare_row(p, t, row, load_row_lse(p, t, row), product, numbers_of(rows, row));
+        send_numbers(p, t, to, row, load_row_lse(p, t, row), product, (int)threadIdx.x % 32);
     }
 }
 
 /* Executed by the consumers: prepares the block's share of the head's queries. Copies of all blocks
- * of the cluster read what is stored here, so each thread needs a fence. */
-FA_DEVICE void prepare_share(const fa_backward_params *p, const fa_backward_sm90_params *s,
-                             int64_t block)
+ * read what goes to the workspace, so each thread needs a fence. */
+FA_DEVICE void prepare_share(const pipeline *pipe, const fa_backward_params *p,
+                             const fa_backward_sm90_params *s, int64_t block)
 {
     block_work own;
     ptx_wait_for_grids();
-    if (!find_keys(&p->a, s, block, &own)) return;
-    float *rows =
-        s->rows + find_tile_number(&p->a, &own.sequence, s->q_tiles) * (2 * QUERIES);
+    find_keys(&p->a, s, block, &own);
+    ptx_cluster_wait(); /* all blocks have initialized their barriers */
+    const fa_tile *t = &own.sequence;
+    const row_places to = {pipe->buffers + ROWS_AT, &pipe->state->rows_full,
+                           s->rows + find_tile_number(&p->a, t, s->q_tiles) * (2 * QUERIES),
+                           (int)s->q_tiles, (int)p->a.tiles};
     const bool vectors = p->dout.vector == 8 && p->a.out.vector == 8;
-    const int rank = (int)own.keys.first / KEYS, end = (int)s->q_tiles * QUERIES;
+    const int rank = (int)own.keys.first / KEYS;
 #pragma unroll 1
-    for (int from = rank * CHAIN_ROWS; from < end; from += (int)p->a.tiles * CHAIN_ROWS)
-        if (vectors) prepare_vectors(p, &own.sequence, rows, from, end);
-        else prepare_rows(p, &own.sequence, rows, from, end);
-    ptx_fence_proxy_async_global();
+    for (int from = rank * CHAIN_ROWS; from < to.tiles * QUERIES; from += to.blocks * CHAIN_ROWS)
+        if (vectors) prepare_vectors(p, t, &to, from);
+        else prepare_rows(p, t, &to, from);
+    if (leaves_rows(s)) ptx_fence_proxy_async_global();
 }
 
-/* Executed by the load warp: waits until all blocks of the cluster have initialized
- * their barriers, and have prepared their rows. All others use them behind a load that it issues.
- * Not by one lane: the instruction is for whole warps. */
-FA_DEVICE void wait_for_chain(void)
+/* Executed by all threads: waits until all blocks have initialized their barriers, and says that this
+ * block's rows have been prepared. */
+FA_DEVICE void join_chain(const fa_backward_sm90_params *s)
+{
+    if (!s->prepares || threadIdx.x < WARPGROUP) ptx_cluster_wait();
+    if (leaves_rows(s)) ptx_cluster_arrive();
+}
+
+/* Executed by the load warp, and not by one lane: waits for the rows in the workspace. */
+FA_DEVICE void wait_for_rows(void)
 {
     ptx_cluster_wait();
     ptx_fence_proxy_async_global();

@@ -60,7 +60,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     if (tile_number(c, count) > 0) free_ds(c);
     if (DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, count);
     put_dq_columns(pipe, c, count);
-    prepare_dp(pipe, c, next);
+    prepare_dp(pipe, c, at->count);
     ptx_wgmma_wait(1);
     release_q(pipe, c, count);
     ptx_register_forget(c->scores, SCORES);
@@ -68,7 +68,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     issue_s(c, next);
     ptx_fence_proxy_async(); /* of dS and dQ, while dV and S are computed */
     share_dq(pipe, c, count);
-    load_lse(pipe, lse, next);
+    load_lse(pipe, lse, at->count);
     ptx_wgmma_wait(1);
     release_dout(pipe, c, count);
     ptx_register_fence(c->dp, SCORES);
@@ -94,7 +94,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_fence_proxy_async(); /* of dS and dQ */
     let_other_issue(c);
     share_dq(pipe, c, count);
-    load_lse(pipe, lse, next);
+    load_lse(pipe, lse, at->count);
 #endif
 }
 

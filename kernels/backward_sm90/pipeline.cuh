@@ -16,6 +16,7 @@
  *   left                  all of dS, in the workspace     store warps            -
  *   dq_received           sums of dQ, in the buffer of dQ the block before       -
  *   dq_room               room for sums, in the next block  its store warp       -
+ *   rows_full             the first slots of rows         all blocks             -
  *
  * The DS_BUFFERS tiles of dS need no mbarriers: consumers take turns (NAMED_BARRIER_ISSUE), and
  * what is stored before a turn is read after it. If there are two buffers, consumer 0 stores dS
@@ -32,8 +33,21 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
+/* The buffers of a chain are aligned behind at least 512 bytes. */
+#if !CHAINED
+#define STATE_ALIGNMENT 8
+#else
+#define STATE_ALIGNMENT 512
+#endif
+
 typedef struct shared_state {
-    uint64_t k_loaded, v_loaded, k_full, v_full, cleared;
+#ifdef __cplusplus
+    alignas(STATE_ALIGNMENT)
+#else
+    _Alignas(STATE_ALIGNMENT)
+#endif
+        uint64_t k_loaded;
+    uint64_t v_loaded, k_full, v_full, cleared;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t dq_full[DQ_BARRIERS][CONSUMERS], dq_empty[DQ_BUFFERS][CONSUMERS];
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
@@ -48,6 +62,7 @@ typedef struct shared_state {
 #endif
 #if CHAINED
     uint64_t dq_received[DQ_BUFFERS][CONSUMERS], dq_room[DQ_BUFFERS][CONSUMERS];
+    uint64_t rows_full;
 #endif
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are cleared */
@@ -119,6 +134,8 @@ FA_DEVICE bool leaves_ds(const pipeline *pipe)
 }
 
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
+/* The slot of a tile's rows. It is used again a stage's use later than the stage, or at the same time. */
+FA_DEVICE int slot_of(int count) { return (int)((uint32_t)count % ROW_SLOTS); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
 /* A consumer uses its buffers of dQ in turn; uses are numbered from 0. The offset in bytes of a
@@ -204,6 +221,7 @@ FA_DEVICE void init_barriers(shared_state *state)
 #endif
     }
 #if CHAINED
+    ptx_mbarrier_init(&state->rows_full, 1);
     for (int i = 0; i < CONSUMERS; i++)
         for (int n = 0; n < DQ_BUFFERS; n++) {
             ptx_mbarrier_init(&state->dq_received[n][i], 1);

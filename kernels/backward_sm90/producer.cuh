@@ -295,7 +295,7 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
 {
     const int warp = (int)threadIdx.x / 32;
     block_work own, *w = &pipe->state->works[0];
-    if (warp == 0) init_barriers(pipe->state);
+    if (warp == 0 && !CHAINED) init_barriers(pipe->state);
     if (warp == 3) prefetch_maps(s);
     const bool any = find_keys(p, s, block, &own);
 #if CHAINED
@@ -379,13 +379,22 @@ FA_DEVICE void count_additions(const pipeline *pipe, const fa_backward_sm90_para
 
 /* The log-sum-exp and delta of a tile's queries. */
 FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_params *s,
-                                const tile_cursor *at, int stage, uint64_t *full)
+                                const tile_cursor *at, int slot, uint64_t *full)
 {
+#if CHAINED
+    if (s->prepares && at->count == ROW_SLOTS) wait_for_rows();
+#endif
     if (threadIdx.x % 32 != 0) return;
+#if CHAINED
+    if (s->prepares && at->count < ROW_SLOTS) { /* others send them */
+        ptx_mbarrier_arrive(full);
+        return;
+    }
+#endif
     /* A copy reads what other blocks have stored (wait_until_prepared in joined.cuh). */
     if (JOINED && at->count == 0) ptx_fence_proxy_async_global();
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
-    ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
+    ptx_bulk_load(pipe->buffers + ROWS_AT + slot * ROW_BYTES,
                   (const char *)s->rows + number_of(s, work_of(pipe), at) * ROW_BYTES, full,
                   ROW_BYTES);
 }
@@ -401,7 +410,7 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
     const int stage = stage_of(at->count), head = (int)t->head + at->head;
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
     ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
-    if (ROWS_WITH_Q) load_row_numbers(pipe, s, at, stage, &state->q_full[stage]);
+    if (ROWS_WITH_Q) load_row_numbers(pipe, s, at, slot_of(at->count), &state->q_full[stage]);
 #if CHAINED
     if (at->count == 0 && loads_early(work_of(pipe))) return;
 #endif
@@ -418,17 +427,12 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
-    if (!ROWS_WITH_Q && !CHAINED)
-        load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
+    if (!ROWS_WITH_Q) load_row_numbers(pipe, s, at, slot_of(at->count), &state->dout_full[stage]);
 #if CHAINED
     if (at->count > 0 || !loads_early(work_of(pipe)))
 #endif
         load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
                   (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
-#if CHAINED
-    if (at->count == 0) wait_for_chain();
-#endif
-    if (CHAINED) load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
 }
 
 /* Says that most of the block's work tile `number` has been loaded: it may take the next one. */

@@ -190,6 +190,13 @@ FA_DEVICE void ptx_cluster_arrive(void)
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 
+/* The same, but only barriers that the thread has initialized, and fenced, are visible behind the wait. */
+FA_DEVICE void ptx_cluster_arrive_relaxed(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+
+/* A whole warp arrives, and waits, once for each phase. */
 FA_DEVICE void ptx_cluster_wait(void)
 {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");

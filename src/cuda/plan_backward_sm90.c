@@ -316,7 +316,10 @@ static int find_smem(const fa_variant *v)
                                                    v->q_stages, v->stages, v->cluster)
                       : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim,
                                               v->value_dim ? v->value_dim : v->head_dim, v->stages,
-                                              v->options, v->dq_buffers, v->persistent);
+                                              FA_BACKWARD_SM90_ROW_SLOTS(v->head_dim, v->stages,
+                                                                         v->chained),
+                                              v->options, v->dq_buffers,
+                                              v->persistent || v->chained);
 }
 
 /* Whether there is a tile of a bias in its shared memory. */

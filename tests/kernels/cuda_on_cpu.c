@@ -107,7 +107,8 @@ typedef struct fiber {
     place resume;
     cuda_wait wait;                    /* UNIT */
     unsigned arrivals[NAMED_BARRIERS]; /* phases of named barriers that it has arrived in */
-    unsigned cluster_arrivals;         /* the same of the cluster's barrier */
+    unsigned cluster_arrivals;         /* the same of the cluster's barrier; whether it must wait there */
+    bool waits_for_cluster;
 } fiber;
 
 typedef struct named_barrier {
@@ -258,15 +259,17 @@ void cuda_cluster_arrive(void)
 {
     fiber *f = &here()->fibers[cuda_thread.x];
     const unsigned phase = machine.cluster_phase[cluster_here()];
-    if (f->cluster_arrivals == phase + 1) cuda_die("arrives at the cluster's barrier twice");
+    if (f->waits_for_cluster) cuda_die("arrives at the cluster's barrier twice");
     f->cluster_arrivals = phase + 1;
+    f->waits_for_cluster = true;
     cuda_be_late();
 }
 
 void cuda_cluster_wait(void)
 {
-    const fiber *f = &here()->fibers[cuda_thread.x];
-    if (f->cluster_arrivals == 0) cuda_die("waits at the cluster's barrier, and has not arrived");
+    fiber *f = &here()->fibers[cuda_thread.x];
+    if (!f->waits_for_cluster) cuda_die("waits at the cluster's barrier, and has not arrived");
+    f->waits_for_cluster = false;
     if (f->cluster_arrivals == machine.cluster_phase[cluster_here()] + 1)
         meet(CLUSTER, f->cluster_arrivals - 1);
 }
@@ -833,6 +836,7 @@ static void start_fiber(unsigned thread)
     f->copies = f->copy_groups = 0;
     memset(f->arrivals, 0, sizeof f->arrivals);
     f->cluster_arrivals = 0;
+    f->waits_for_cluster = false;
 }
 
 static void start_block(unsigned number)

@@ -262,7 +262,9 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes,
                     .static_bytes =
-                        fa_variants[l->variant].persistent ? 1024 - FA_BACKWARD_SM90_PADDING(1) : 0,
+                        fa_variants[l->variant].persistent || fa_variants[l->variant].chained
+                            ? 1024 - FA_BACKWARD_SM90_PADDING(1)
+                            : 0,
                     .overlaps = l->overlaps,
                     .begins_early = l->smem_bytes > 0 && !prepares(l), /* loads of keys */
                     .lets_late = l->smem_bytes == 0 || prepares(l), /* for the sake of such loads */
