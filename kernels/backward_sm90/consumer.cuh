@@ -153,7 +153,48 @@ FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int e
 
 #endif
 
-#if DQ_PARTS == 1
+#if CHAINED
+
+/* The products of the last tile. The turn is passed on when they have been issued, so that a short
+ * block ends sooner. dQ of the tile before goes to the next block first, and the last dQ is computed
+ * while dV is stored. Consumer 0 computes it when consumer 1 has issued its products, as that has
+ * stored its dS before. */
+FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                            int end)
+{
+    const int last = end - 1;
+    wait_for_dq_buffer(pipe, c, last);
+    ptx_fence_proxy_async(); /* of dS */
+    wait_until_may_issue(c);
+    issue_gradients(c, last);
+    let_other_issue(c);
+#if DQ_FIRST
+    ptx_wgmma_wait(2);
+#else
+    ptx_wgmma_wait(0);
+#endif
+    ptx_register_fence(c->dp, DQ_SUMS);
+    pass_dq(pipe, c, last);
+    ptx_fence_proxy_async();
+    share_dq(pipe, c, last);
+    if (c->number == 0) wait_until_may_issue(c);
+    ptx_register_forget(c->dp, DQ_SUMS);
+    ptx_wgmma_fence();
+    issue_tile_dq(c, ds_tile(c, last));
+    ptx_wgmma_wait(1);
+    release_q(pipe, c, last);
+    release_dout(pipe, c, last);
+    store_sums(pipe, p, c, end, false, true);
+    wait_for_dq_buffer(pipe, c, end);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dp, DQ_SUMS);
+    pass_dq(pipe, c, end);
+    ptx_fence_proxy_async();
+    share_dq(pipe, c, end);
+    store_sums(pipe, p, c, end, true, false);
+}
+
+#elif DQ_PARTS == 1
 
 /* The products of the last tile. Its dQ needs another turn, because consumer 1 stores its dS after
  * consumer 0. dV is stored meanwhile, and dK while the last dQ is added and, in a persistent block,

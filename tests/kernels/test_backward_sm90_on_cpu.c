@@ -70,6 +70,14 @@ static const int64_t with_empty_items[] = {2271};
 /* Blocks that share the queries of a head with one key tile. */
 static const int64_t with_query_parts[] = {22072, 23176, 25384, 29802, 36352};
 
+/* Chains of two to four blocks, which do what `prepare` does or not: with rows that go through the
+ * workspace, and rows of out that are not aligned. */
+static const int64_t with_chains[] = {
+    50181, 50369, 50373, 50457, 50493, 51077, 51349, 51728, 52061, 52173, 52237, 52273,
+    52672, 53181, 53305, 54413, 54984, 55245, 55329, 56125, 56301, 58312, 60365, 61258,
+    61592, 62113, 62237, 63018, 63077, 66058, 68257, 68961, 71778, 75658, 76097, 79853,
+    90657, 93989, 94629, 101864, 103520, 106040, 108801};
+
 enum {
     PROBLEMS = 160,
     WIDE = 129,
@@ -87,9 +95,7 @@ enum {
     FIRST_JOINED_PROBLEM = 6200,
     JOINED_PROBLEMS = 450,
     FIRST_SINGLE_PROBLEM = 20000,
-    SINGLE_PROBLEMS = 2000,
-    FIRST_CHAINED_PROBLEM = 50000,
-    CHAINED_PROBLEMS = 2000
+    SINGLE_PROBLEMS = 2000
 };
 
 typedef struct parameters {
@@ -498,6 +504,17 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
+/* Of a chain: the number of its blocks; whether they do what `prepare` does, with rows that go through
+ * the workspace, and row by row. */
+static uint64_t find_chain_options(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const bool left = l->backward_sm90.q_tiles >
+                      FA_BACKWARD_SM90_ROW_SLOTS(fa_variants[l->variant].head_dim, 0, 1);
+    const bool by_rows = (uintptr_t)p->out.data % 16 != 0 || p->out.stride[1] % 8 != 0;
+    const uint64_t blocks = 1u << l->cluster;
+    return prepares(l) ? blocks << 8 | (uint64_t)left << 16 | (uint64_t)by_rows << 17 : blocks;
+}
+
 /* Additional options: how dbias is stored, and whether TMA loads the bias; whether blocks add to first
  * shares, or share the queries of a head. */
 static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
@@ -508,6 +525,7 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         if (l->idle || !is_main(l)) continue;
         first |= (uint64_t)adds_to_first_shares(l) << 16;
         first |= (uint64_t)(l->backward_sm90.query_parts > 1) << 24;
+        if (fa_variants[l->variant].chained) return find_chain_options(p, l);
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
         const bool by_itself = fa_variants[l->variant].options == FA_SM90_BIAS;
         other |= 1u << ((by_itself ? 17 : above) + l->backward_sm90.dbias_mapped);
@@ -630,7 +648,8 @@ static int run_listed(void)
     for (size_t i = 0; i < sizeof with_query_parts / sizeof *with_query_parts; i++)
         run_problems(with_query_parts[i], with_query_parts[i] + 1);
     few = &fa_cuda_backward_sm90_chained;
-    run_problems(FIRST_CHAINED_PROBLEM, FIRST_CHAINED_PROBLEM + CHAINED_PROBLEMS);
+    for (size_t i = 0; i < sizeof with_chains / sizeof *with_chains; i++)
+        run_problems(with_chains[i], with_chains[i] + 1);
     few = NULL;
     return done;
 }
