@@ -90,7 +90,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const bool loads =
         threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
 #if CHAINED
-    if (threadIdx.x >= WARPGROUP && s.prepares) prepare_share(&pipe, &p, &s, number);
+    if (threadIdx.x >= WARPGROUP && s.prepares) prepare_own_rows(&pipe, &p, &s, number);
 #endif
 #if JOINED
     /* A thread of a consumer waits, because the consumers have nothing to do yet. */

@@ -200,7 +200,7 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, const
 
 /* Executed by the consumers: prepares the block's share of the head's queries. Copies of all blocks
  * read what goes to the workspace, so each thread needs a fence. */
-FA_DEVICE void prepare_share(const pipeline *pipe, const fa_backward_params *p,
+FA_DEVICE void prepare_own_rows(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int64_t block)
 {
     block_work own;
