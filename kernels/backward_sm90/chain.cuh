@@ -9,8 +9,8 @@
  *     block 1              | tile 3 --> | tile 2 --> | tile 1 --> | tile 0 --> dq
  *
  * A block is a little behind the one before, so hardly anybody waits. The sum arrives in the buffer
- * of dQ, in the order of the accumulators, by stores that count towards a barrier. The rounded rows
- * go through the same buffer.
+ * of dQ, in the order of the accumulators, by stores that count towards a barrier. Rounded rows
+ * go through shared memory behind it at head dim 64; at 128 there is none left, and threads store them.
  *
  * If all blocks run at once, they also do what `prepare` does: each computes the log-sum-exp and
  * delta of its share of the head's queries, while its keys are loaded.
@@ -27,9 +27,12 @@
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer_state.cuh"
 #include "backward_sm90/prepare_row.cuh"
+#include "common/exchange.cuh"
 #include "common/reduce.cuh"
+#include "common/x2.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/store.cuh"
 #include "ptx/tma.cuh"
 
 /* ---- Sums of dQ ------------------------------------------------------------------------------ */
@@ -50,12 +53,14 @@ FA_DEVICE void expect_dq(const pipeline *pipe, const consumer_state *c, int use)
 {
     const block_work *w = work_of(pipe);
     if (threadIdx.x % WARPGROUP == 0 && w->key_tile > 0 && use <= w->tiles)
-        ptx_mbarrier_arrive_expect(dq_received(pipe->state, c->number, use), DQ_PART);
+        ptx_mbarrier_arrive_expect(dq_received(pipe->state, c->number, use), SUM_BYTES / CONSUMERS);
 }
 
-/* Adds what the block before has sent. */
+/* Adds what the block before has sent, and tells that block at once that there is room again, if it
+ * sends another sum: it would wait in its turn. */
 FA_DEVICE void receive_dq(const pipeline *pipe, consumer_state *c, const char *sums, int use)
 {
+    const block_work *w = work_of(pipe);
     ptx_mbarrier_wait(dq_received(pipe->state, c->number, use), chain_parity(use));
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++) {
@@ -65,7 +70,12 @@ FA_DEVICE void receive_dq(const pipeline *pipe, consumer_state *c, const char *s
         c->dp[4 * j + 2] += x.z;
         c->dp[4 * j + 3] += x.w;
     }
+    ptx_register_fence(c->dp, DQ_SUMS); /* an arrival does not wait for pending loads */
+    __syncwarp();
     expect_dq(pipe, c, use + DQ_BUFFERS);
+    if (use + DQ_BUFFERS <= w->tiles)
+        ptx_mbarrier_arrive_peer_if(dq_room(pipe->state, c->number, use), w->key_tile - 1,
+                                    c->leader);
 }
 
 /* Sends the sum to the next block, when that has room. */
@@ -79,8 +89,40 @@ FA_DEVICE void send_dq(const pipeline *pipe, const consumer_state *c, char *sums
                              dq_received(pipe->state, c->number, use), next, c->dp + 4 * j);
 }
 
+#if STORES_DQ
+
+/* Stores the consumer's 64 columns of a sum that is whole: four lanes store 64 bytes of a row. */
+FA_DEVICE void store_rows_of_dq(const fa_backward_params *p, const block_work *w,
+                                const consumer_state *c, int use)
+{
+    const float ln2 = 0.69314718055994530942f, scale = c->scale * ln2;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int row = (w->to - use) * QUERIES + warp * 16 + lane / 4;
+    const int column = c->number * DQ_COLUMNS + lane % 4 * 8;
+    char *to = fa_view_row(&p->dq, w->sequence.block_q, row, w->sequence.head) + column * 2;
+    if (!p->dq.data) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int j = 0; j < DQ_COLUMNS / 8; j += 4) {
+            uint32_t x[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const float *dq = c->dp + 4 * (j + n) + 2 * r;
+                x[n] = fa_pack_x2(dq[0] * scale, dq[1] * scale);
+            }
+            fa_exchange_words(x, lane % 4);
+            if (row + 8 * r < w->sequence.n_q && column + 8 * j < p->a.d)
+                ptx_store_global_16(to + 8 * r * p->dq.stride[1] * 2 + 16 * j,
+                                    make_uint4(x[0], x[1], x[2], x[3]));
+        }
+}
+
+#endif
+
 /* dQ of the previous tile: what the consumer does with its share. Use 0 holds no dQ. */
-FA_DEVICE void pass_dq(const pipeline *pipe, consumer_state *c, int use)
+FA_DEVICE void pass_dq(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                       int use)
 {
     const block_work *w = work_of(pipe);
     char *sums = find_sums(pipe, c, use);
@@ -90,16 +132,12 @@ FA_DEVICE void pass_dq(const pipeline *pipe, consumer_state *c, int use)
         send_dq(pipe, c, sums, use);
         return;
     }
-    if (w->key_tile > 0) ptx_named_barrier_sync(NAMED_BARRIER_CHAIN + c->number, WARPGROUP);
+#if STORES_DQ
+    store_rows_of_dq(p, w, c, use);
+#else
+    (void)p;
     store_dq_columns(c, use);
-}
-
-/* Executed by a store warp when a consumer's buffer is free: tells the block before, if that sends
- * another sum to it. */
-FA_DEVICE void give_room(shared_state *state, const block_work *w, int consumer, int use)
-{
-    if (w->key_tile > 0 && use + DQ_BUFFERS <= w->tiles)
-        ptx_mbarrier_arrive_peer_if(dq_room(state, consumer, use), w->key_tile - 1, 1);
+#endif
 }
 
 /* ---- What `prepare` does --------------------------------------------------------------------- */
@@ -201,7 +239,7 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, const
 /* Executed by the consumers: prepares the block's share of the head's queries. Copies of all blocks
  * read what goes to the workspace, so each thread needs a fence. */
 FA_DEVICE void prepare_own_rows(const pipeline *pipe, const fa_backward_params *p,
-                             const fa_backward_sm90_params *s, int64_t block)
+                                const fa_backward_sm90_params *s, int64_t block)
 {
     block_work own;
     ptx_wait_for_grids();

@@ -86,6 +86,9 @@
 /* Whether a dQ that is whole is rounded and stored at once, without sums in global memory. */
 #define WHOLE_DQ (SINGLE_TILES || CHAINED)
 
+/* Whether consumers store dQ themselves: there is no shared memory for its rows. */
+#define STORES_DQ (CHAINED && !DQ_TRANSPOSED)
+
 /* Whether there is a tile of a bias in shared memory. */
 #define BIAS_TILE FA_BACKWARD_SM90_BIAS_TILE(HEAD_DIM, STAGES, OPTIONS)
 
@@ -182,8 +185,9 @@ enum {
     DS_BYTES = QUERIES * KEYS * 2,
     BIAS_BYTES = BIAS_TILE * DS_BYTES,
     SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
-    DQ_PART = FA_BACKWARD_SM90_DQ_BYTES(HEAD_DIM, BIAS_TILE) / CONSUMERS,
-    SCORES = QUERIES / 2, /* of a thread */
+    DQ_PART = FA_BACKWARD_SM90_DQ_BYTES(HEAD_DIM, BIAS_TILE, CHAINED) / CONSUMERS,
+    WHOLE_DQ_AT = CHAINED ? SUM_BYTES / CONSUMERS : 0, /* rounded rows, in a buffer of dQ */
+    SCORES = QUERIES / 2,                              /* of a thread */
     DK_SUMS = SUM_DIM / 2,
     DV_SUMS = VALUE_DIM / 2,
     DQ_SUMS = DQ_COLUMNS / 2,
@@ -197,8 +201,7 @@ static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store war
 static_assert(!JOINED || (!ORDERED && !OPTIONS && !PERSISTENT), "what its blocks do");
 static_assert(DQ_PARTS == 1 || (!OPTIONS && !PERSISTENT && !JOINED && STAGES == 2),
               "what has been written for it");
-static_assert(!WHOLE_DQ ||
-                  (!ORDERED && COLUMNS == HEAD_DIM && (HEAD_DIM == 128 || DQ_TRANSPOSED)),
+static_assert(!WHOLE_DQ || (!ORDERED && COLUMNS == HEAD_DIM && (HEAD_DIM == 128 || DQ_TRANSPOSED)),
               "what has been written for it");
 static_assert(!SINGLE_TILES || PERSISTENT, "what has been written for it");
 static_assert(!CHAINED || (!PERSISTENT && !JOINED && !OPTIONS), "what has been written for it");

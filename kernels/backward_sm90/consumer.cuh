@@ -37,20 +37,21 @@
 
 /* dQ of the previous tile, for the store warp or the next block. use: the number of this use of the
  * buffers. */
-FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use)
+FA_DEVICE void put_dq_columns(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                              int use)
 {
 #if CHAINED
-    pass_dq(pipe, c, use);
+    pass_dq(pipe, p, c, use);
 #else
-    (void)pipe;
+    (void)pipe, (void)p;
     store_dq_columns(c, use);
 #endif
 }
 
 /* The consumer's turn: the gradients of the tile before `at`, then the scores and dP of tile `at`.
  * dP comes last because it uses the registers of dQ. */
-FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
-                             float *lse)
+FA_DEVICE void multiply_tile(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                             const tile_cursor *at, float *lse)
 {
     const int count = at->count - 1, next = stage_of(at->count);
     issue_gradients(c, count);
@@ -59,7 +60,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_register_fence(c->dp, DQ_SUMS);
     if (tile_number(c, count) > 0) free_ds(c);
     if (DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, count);
-    put_dq_columns(pipe, c, count);
+    put_dq_columns(pipe, p, c, count);
     prepare_dp(pipe, c, at->count);
     ptx_wgmma_wait(1);
     release_q(pipe, c, count);
@@ -86,7 +87,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dp, DQ_SUMS);
     if (shares_dbias(pipe)) wait_for_dq_buffer(pipe, c, 2 * count + 1);
-    put_dq_columns(pipe, c, count);
+    put_dq_columns(pipe, p, c, count);
     if (STAGES == 2) ptx_mbarrier_wait(&pipe->state->dout_full[next], parity_of(at->count));
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
@@ -107,7 +108,8 @@ FA_DEVICE bool is_ready(const pipeline *pipe, const consumer_state *c, int count
     const uint32_t turn = (uint32_t)use / DQ_BUFFERS;
     return (int)ptx_mbarrier_is_over(&state->q_full[stage], parity) &
            (int)ptx_mbarrier_is_over(&state->dout_full[stage], parity) &
-           (int)ptx_mbarrier_is_over(dq_empty(state, c->number, use), (int)(turn & 1) ^ 1);
+           (STORES_DQ ||
+            (int)ptx_mbarrier_is_over(dq_empty(state, c->number, use), (int)(turn & 1) ^ 1));
 }
 
 /* Multiplies the tile before `at`, and computes weights and dS of tile `at`. All products are
@@ -127,7 +129,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
         if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     }
     wait_until_may_issue(c);
-    multiply_tile(pipe, c, at, lse);
+    multiply_tile(pipe, p, c, at, lse);
     make_weights(pipe, &p->a, c, at, lse, &options, masked);
     make_ds(pipe, p, c, at, &options, masked);
 }
@@ -174,7 +176,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_wgmma_wait(0);
 #endif
     ptx_register_fence(c->dp, DQ_SUMS);
-    pass_dq(pipe, c, last);
+    pass_dq(pipe, p, c, last);
     ptx_fence_proxy_async();
     share_dq(pipe, c, last);
     if (c->number == 0) wait_until_may_issue(c);
@@ -188,7 +190,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     wait_for_dq_buffer(pipe, c, end);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-    pass_dq(pipe, c, end);
+    pass_dq(pipe, p, c, end);
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
     store_sums(pipe, p, c, end, true, false);
@@ -215,7 +217,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_mbarrier_arrive_if(&pipe->state->v_empty, c->leader);
 #endif
     ptx_register_fence(c->dp, DQ_SUMS);
-    put_dq_columns(pipe, c, last);
+    put_dq_columns(pipe, p, c, last);
     ptx_fence_proxy_async();
     let_other_issue(c);
     share_dq(pipe, c, last);
@@ -233,7 +235,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 #if PERSISTENT && !KEYS_EARLY
     ptx_mbarrier_arrive_if(&pipe->state->k_empty, c->leader);
 #endif
-    put_dq_columns(pipe, c, end);
+    put_dq_columns(pipe, p, c, end);
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
 #if DK_LAST

@@ -166,7 +166,7 @@ FA_DEVICE uint32_t find_dq_row(const pipeline *pipe, int consumer)
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
     const int row = DQ_TRANSPOSED ? lane % 8 + lane / 16 * 8 : warp * 16 + lane % 16;
     const int chunk = DQ_TRANSPOSED ? warp * 2 + lane / 8 % 2 : lane / 16;
-    return ptx_shared_address(pipe->buffers + DQ_AT + consumer * DQ_PART) +
+    return ptx_shared_address(pipe->buffers + DQ_AT + consumer * DQ_PART + WHOLE_DQ_AT) +
            (uint32_t)(row * 128 + (chunk ^ row % 8) * 16);
 }
 
@@ -208,14 +208,15 @@ FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
 /* Tells the store warp that dQ is in the buffer. use: the number of this use. */
 FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int use)
 {
-    ptx_mbarrier_arrive(dq_full(pipe->state, c->number, use));
+    if (!STORES_DQ) ptx_mbarrier_arrive(dq_full(pipe->state, c->number, use));
 }
 
 /* Waits for the buffer before its use of this number. */
 FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
 {
     const uint32_t turn = (uint32_t)number / DQ_BUFFERS;
-    ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), (int)(turn & 1) ^ 1);
+    if (!STORES_DQ)
+        ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), (int)(turn & 1) ^ 1);
 }
 
 #if BIAS_TILE

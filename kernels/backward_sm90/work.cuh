@@ -129,8 +129,7 @@ FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90
         w->to = divide_up(fa_uniform_end_query(u, (int)end));
         w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
 #if CHAINED
-        w->passed =
-            end < t->n_k ? w->to - fa_uniform_first_query(u, (int)end) / QUERIES : 0;
+        w->passed = end < t->n_k ? w->to - fa_uniform_first_query(u, (int)end) / QUERIES : 0;
 #endif
         return;
     }

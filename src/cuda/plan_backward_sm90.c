@@ -258,8 +258,7 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
         {&fa_cuda_backward_sm90_persistent, FA_FIRST_backward_sm90_persistent,
          FA_END_backward_sm90_persistent},
         {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined, FA_END_backward_sm90_joined},
-        {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single,
-         FA_END_backward_sm90_single},
+        {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single, FA_END_backward_sm90_single},
         {&fa_cuda_backward_sm90_chained, FA_FIRST_backward_sm90_chained,
          FA_END_backward_sm90_chained}};
     int of = 0;
@@ -316,10 +315,7 @@ static int find_smem(const fa_variant *v)
                                                    v->q_stages, v->stages, v->cluster)
                       : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim,
                                               v->value_dim ? v->value_dim : v->head_dim, v->stages,
-                                              FA_BACKWARD_SM90_ROW_SLOTS(v->head_dim, v->stages,
-                                                                         v->chained),
-                                              v->options, v->dq_buffers,
-                                              v->persistent || v->chained);
+                                              v->options, v->dq_buffers, v->persistent, v->chained);
 }
 
 /* Whether there is a tile of a bias in its shared memory. */
@@ -777,8 +773,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     own.sums_transposed = v->dq_transposed;
     own.delta_offset = 0;
     own.rows_offset =
-        stores_dq(v) ? 0
-                        : (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
+        stores_dq(v) ? 0 : (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     plan_splits(p, v, device, main, plan, &own);

@@ -107,7 +107,7 @@ typedef struct fiber {
     place resume;
     cuda_wait wait;                    /* UNIT */
     unsigned arrivals[NAMED_BARRIERS]; /* phases of named barriers that it has arrived in */
-    unsigned cluster_arrivals;         /* the same of the cluster's barrier; whether it must wait there */
+    unsigned cluster_arrivals; /* the same of the cluster's barrier; whether it must wait there */
     bool waits_for_cluster;
 } fiber;
 

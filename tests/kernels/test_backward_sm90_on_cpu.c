@@ -73,10 +73,10 @@ static const int64_t with_query_parts[] = {22072, 23176, 25384, 29802, 36352};
 /* Chains of two to four blocks, which do what `prepare` does or not: with rows that go through the
  * workspace, and rows of out that are not aligned. */
 static const int64_t with_chains[] = {
-    50181, 50369, 50373, 50457, 50493, 51077, 51349, 51728, 52061, 52173, 52237, 52273,
-    52672, 53181, 53305, 54413, 54984, 55245, 55329, 56125, 56301, 58312, 60365, 61258,
-    61592, 62113, 62237, 63018, 63077, 66058, 68257, 68961, 71778, 75658, 76097, 79853,
-    90657, 93989, 94629, 101864, 103520, 106040, 108801};
+    50181, 50369, 50373, 50457, 50493, 51077, 51349,  51728,  52061,  52173, 52237,
+    52273, 52672, 53181, 53305, 54413, 54984, 55245,  55329,  56125,  56301, 58312,
+    60365, 61258, 61592, 62113, 62237, 63018, 63077,  66058,  68257,  68961, 71778,
+    75658, 76097, 79853, 90657, 93989, 94629, 101864, 103520, 106040, 108801};
 
 enum {
     PROBLEMS = 160,
@@ -233,7 +233,9 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     /* With two buffers of dS a consumer's warps rely on each other's products. */
     run->warps_multiply = bits >> 43 & 1 && FA_BACKWARD_SM90_DS_BUFFERS(v->head_dim, v->stages) > 2;
     if (in_order || v->persistent)
-        run->together = run->cluster > 2 ? 1 : run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
+        run->together = run->cluster > 2 ? 1
+                        : run->cluster   ? 2
+                                         : 2 + (unsigned)(bits >> 45 & 3) % 3;
     run->first_block_slow = /* in a cluster, the other block waits for it */
         !run->cluster && in_order && !m->ordered && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
