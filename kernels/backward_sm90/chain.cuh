@@ -57,7 +57,7 @@ FA_DEVICE void expect_dq(const pipeline *pipe, const consumer_state *c, int use)
 }
 
 /* Adds what the block before has sent, and tells that block at once that there is room again, if it
- * sends another sum: it would wait in its turn. */
+ * still runs: it would wait in its turn. The first block waits for that at its end, others do not. */
 FA_DEVICE void receive_dq(const pipeline *pipe, consumer_state *c, const char *sums, int use)
 {
     const block_work *w = work_of(pipe);
@@ -73,20 +73,50 @@ FA_DEVICE void receive_dq(const pipeline *pipe, consumer_state *c, const char *s
     ptx_register_fence(c->dp, DQ_SUMS); /* an arrival does not wait for pending loads */
     __syncwarp();
     expect_dq(pipe, c, use + DQ_BUFFERS);
-    if (use + DQ_BUFFERS <= w->tiles)
+    if (w->key_tile == 1 || use + DQ_BUFFERS <= w->tiles)
         ptx_mbarrier_arrive_peer_if(dq_room(pipe->state, c->number, use), w->key_tile - 1,
                                     c->leader);
 }
 
-/* Sends the sum to the next block, when that has room. */
+/* Whether a store warp copies the sum to the next block: that of the first block, whose buffer receives
+ * nothing. So its consumers, which have most of the tiles, are sooner done with it. */
+FA_DEVICE bool is_copied(const block_work *w, int use)
+{
+    return w->key_tile == 0 && is_passed(w, use);
+}
+
+/* Sends the sum to the next block, when that has room. The last copy from the same buffer is complete then. */
 FA_DEVICE void send_dq(const pipeline *pipe, const consumer_state *c, char *sums, int use)
 {
     const int next = work_of(pipe)->key_tile + 1;
     ptx_mbarrier_wait(dq_room(pipe->state, c->number, use), chain_parity(use) ^ 1);
+    if (next == 1) {
+#pragma unroll
+        for (int j = 0; j < DQ_COLUMNS / 8; j++)
+            *(float4 *)(sums + j * WARPGROUP * 16) =
+                make_float4(c->dp[4 * j], c->dp[4 * j + 1], c->dp[4 * j + 2], c->dp[4 * j + 3]);
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++)
         ptx_store_to_peer_x4((float *)(sums + j * WARPGROUP * 16),
                              dq_received(pipe->state, c->number, use), next, c->dp + 4 * j);
+}
+
+/* Two functions of a store warp of the first block: copies a sum; waits until the next block has got the
+ * last ones. */
+FA_DEVICE void copy_sum(const pipeline *pipe, int consumer, int use)
+{
+    ptx_copy_to_peer(pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use),
+                     dq_received(pipe->state, consumer, use), 1, SUM_BYTES / CONSUMERS);
+}
+
+FA_DEVICE void wait_for_copies(const pipeline *pipe, int consumer)
+{
+    const block_work *w = work_of(pipe);
+    if (w->key_tile > 0) return;
+    for (int use = max(1, w->passed - DQ_BUFFERS + 1); use <= w->passed; use++)
+        ptx_mbarrier_wait(dq_room(pipe->state, consumer, use), chain_parity(use));
 }
 
 #if STORES_DQ

@@ -208,15 +208,14 @@ FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
 /* Tells the store warp that dQ is in the buffer. use: the number of this use. */
 FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int use)
 {
-    if (!STORES_DQ) ptx_mbarrier_arrive(dq_full(pipe->state, c->number, use));
+    ptx_mbarrier_arrive(dq_full(pipe->state, c->number, use));
 }
 
 /* Waits for the buffer before its use of this number. */
 FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
 {
     const uint32_t turn = (uint32_t)number / DQ_BUFFERS;
-    if (!STORES_DQ)
-        ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), (int)(turn & 1) ^ 1);
+    ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), (int)(turn & 1) ^ 1);
 }
 
 #if BIAS_TILE

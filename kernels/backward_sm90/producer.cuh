@@ -902,7 +902,7 @@ FA_DEVICE int number_of_work(const pipeline *pipe)
 #if WHOLE_DQ
 
 /* A store warp where dQ is whole: stores a tile's dQ, which the consumer shares one tile later. In a
- * chain it stores what is not passed on. */
+ * chain it stores what is not passed on, if consumers do not, and copies what the first block passes on. */
 FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
                               const fa_backward_sm90_params *s, int consumer)
 {
@@ -916,7 +916,10 @@ FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
         advance(&next, w->from, w->to);
         const int use = next.count;
         ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
-        if (p->dq.data && !is_passed(w, use))
+#if CHAINED
+        if (is_copied(w, use)) copy_sum(pipe, consumer, use);
+#endif
+        if (!STORES_DQ && p->dq.data && !is_passed(w, use))
             ptx_tma_store_4d(&s->dq, dq_at(pipe, consumer, use) + WHOLE_DQ_AT,
                              DQ_TRANSPOSED ? 0 : consumer * DQ_COLUMNS,
                              DQ_TRANSPOSED ? row + consumer * WHOLE_DQ_ROWS : row, head,
@@ -925,6 +928,9 @@ FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, use));
     }
+#if CHAINED
+    wait_for_copies(pipe, consumer);
+#endif
 }
 
 #endif
@@ -934,7 +940,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s, int warp)
 {
     const block_work *w = work_of(pipe);
-    if (STORES_DQ || (!PERSISTENT && w->tiles == 0)) return;
+    if (!PERSISTENT && w->tiles == 0) return;
     if (JOINED) ptx_fence_proxy_async_global(); /* of sums that others cleared */
 #if BIAS_TILE
     if (shares_dbias(pipe)) {
