@@ -580,7 +580,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
                        fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
 {
     const fa_variant *v = &fa_variants[main->variant];
-    own->ordered = is_ordered(p) || v->ordered;
+    own->ordered = !v->chained && (is_ordered(p) || v->ordered); /* a chain has one by itself */
     own->heads_in_order = !p->cu_seqlens_q == !p->cu_seqlens_k;
     own->first_stored = own->ordered ? v->ordered : runs_first_ahead(p, main, device, own);
     own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
@@ -992,12 +992,20 @@ static bool is_chain(const fa_problem *p)
            fa_cuda_count_tiles(u.queries_to, queries) == fa_cuda_count_tiles(p->rows_q, queries);
 }
 
+static bool refuse_invariance(const fa_problem *p, char *why, size_t size)
+{
+    if (!p->batch_invariant) return false;
+    fa_cuda_say(why, size, "options.flags ask for the same bits in any batch");
+    return true;
+}
+
 /* That needs no words. */
 static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)why, (void)size;
     const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
-    return !is_chain(p) || tiles * p->heads_kv * p->batch > device->multiprocessors;
+    const int64_t room = device->multiprocessors * 9 / 10 / (tiles + tiles % 2);
+    return !is_chain(p) || (tiles > 2 && p->heads_kv * p->batch > room);
 }
 
 static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -1011,7 +1019,7 @@ static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_c
             FA_BACKWARD_SM90_CHAIN);
         return false;
     }
-    return !refuse_order(p, why, size) && !refuse_score_options(p, why, size) &&
+    return !refuse_invariance(p, why, size) && !refuse_score_options(p, why, size) &&
            !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
 }
 

@@ -162,6 +162,7 @@ typedef struct machine {
     bool otherwise;     /* the second one */
     bool ordered;       /* sums of dq have one order */
     bool leaves_ds;     /* dbias has one order, too */
+    bool chained;       /* sums of dq have one order without waits in global memory */
     bool compared;      /* this run's result is compared; later calls are batch items alone */
     char *first;        /* all buffers after the first run */
     ref_buffers memory; /* what kernels may access */
@@ -330,7 +331,8 @@ static fa_status run_in_workspace(machine *m, fa_problem *p, const fa_cuda_plan 
 /* Whether blocks add to it. */
 static bool is_sum(const machine *m, const char *name)
 {
-    return strcmp(name, "dq") == 0 || (strcmp(name, "dbias") == 0 && !m->leaves_ds);
+    return (strcmp(name, "dq") == 0 && !m->chained) ||
+           (strcmp(name, "dbias") == 0 && !m->leaves_ds);
 }
 
 /* The first run's outputs are kept, and the second's are compared with them. */
@@ -496,6 +498,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     /* `summed` is one less than units. */
     if (alone && m->otherwise) leave_little_room(&plan);
     m->leaves_ds = false;
+    m->chained = plan.family == &fa_cuda_backward_sm90_chained;
     for (int i = 0; i < plan.count; i++)
         m->leaves_ds |= is_main(&plan.launches[i]) && plan.launches[i].backward_sm90.left.units > 0;
     m->memory = *call->buffers;
