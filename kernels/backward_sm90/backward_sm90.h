@@ -60,12 +60,10 @@
 #define FA_BACKWARD_SM90_ROW_SLOTS(dim, stages, chained) ((chained) ? (dim) > 64 ? 4 : 8 : (stages))
 
 #define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
-/* The buffer of dQ, of at most 128 columns at a time. dS in 32 bits uses it too. In a chain of head
- * dim 64 its rounded rows follow. */
-#define FA_BACKWARD_SM90_DQ_BYTES(dim, tile, chained)                                              \
+/* The buffer of dQ, of at most 128 columns at a time. dS in 32 bits uses it too. */
+#define FA_BACKWARD_SM90_DQ_BYTES(dim, tile)                                                       \
     ((tile) ? FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * 4                                 \
-            : FA_BACKWARD_SM90_SUM_BYTES((dim) > 128 ? 128 : (dim)) +                              \
-                  ((chained) && (dim) <= 64 ? FA_BACKWARD_SM90_QUERIES * (dim)*2 : 0))
+            : FA_BACKWARD_SM90_SUM_BYTES((dim) > 128 ? 128 : (dim)))
 #define FA_BACKWARD_SM90_ROW_BYTES (FA_BACKWARD_SM90_QUERIES * 8)
 /* A thread's four of 16 queries, 2 (lane % 4) + {0, 1, 8, 9}, are contiguous. */
 #define FA_BACKWARD_SM90_ROW_AT(q)                                                                 \
@@ -82,19 +80,17 @@
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries
  * and of dout; slots of their rows; buffers of dS; of dQ (0: one); one of a bias. */
-#define FA_BACKWARD_SM90_SMEM(element, dim, value_dim, stages, options, dq_buffers, persistent,    \
-                              chained)                                                             \
+#define FA_BACKWARD_SM90_SMEM(element, dim, value_dim, stages, slots, options, dq_buffers, relies) \
     ((FA_BACKWARD_SM90_KEYS + (stages)*FA_BACKWARD_SM90_QUERIES) *                                 \
          (FA_SM90_ROW_BYTES(dim, element) + FA_SM90_ROW_BYTES(value_dim, element)) +               \
-     FA_BACKWARD_SM90_ROW_SLOTS(dim, stages, chained) * FA_BACKWARD_SM90_ROW_BYTES +               \
+     (slots)*FA_BACKWARD_SM90_ROW_BYTES +                                                          \
      FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * \
          FA_ELEMENT_BYTES(element) +                                                               \
      ((dq_buffers) ? (dq_buffers) : 1) *                                                           \
-         FA_BACKWARD_SM90_DQ_BYTES(dim, FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options),          \
-                                   chained) +                                                      \
+         FA_BACKWARD_SM90_DQ_BYTES(dim, FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options)) +        \
      FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options) * FA_BACKWARD_SM90_QUERIES *                 \
          FA_BACKWARD_SM90_KEYS * 2 +                                                               \
-     FA_BACKWARD_SM90_PADDING((persistent) || (chained)))
+     FA_BACKWARD_SM90_PADDING(relies))
 
 /* Whether blocks clear sums of dQ for later ones, if the planner asks for it (clear_ahead.cuh). */
 #define FA_BACKWARD_SM90_CLEARS_AHEAD(ordered, options, joined)                                    \

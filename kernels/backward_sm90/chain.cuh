@@ -8,9 +8,9 @@
  *     block 0   tile 3 --> | tile 2 --> | tile 1 --> | tile 0 -->
  *     block 1              | tile 3 --> | tile 2 --> | tile 1 --> | tile 0 --> dq
  *
- * A block is a little behind the one before, so hardly anybody waits. The sum arrives in the buffer
- * of dQ, in the order of the accumulators, by stores that count towards a barrier. Rounded rows
- * go through shared memory behind it at head dim 64; at 128 there is none left, and threads store them.
+ * A block is a little behind the one before. The sum arrives in the buffer
+ * of dQ, in the order of the accumulators, by stores that count towards a barrier. The rounded rows
+ * go through the same buffer.
  *
  * If all blocks run at once, they also do what `prepare` does: each computes the log-sum-exp and
  * delta of its share of the head's queries, while its keys are loaded.
@@ -27,12 +27,9 @@
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer_state.cuh"
 #include "backward_sm90/prepare_row.cuh"
-#include "common/exchange.cuh"
 #include "common/reduce.cuh"
-#include "common/x2.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/grid.cuh"
-#include "ptx/store.cuh"
 #include "ptx/tma.cuh"
 
 /* ---- Sums of dQ ------------------------------------------------------------------------------ */
@@ -53,14 +50,12 @@ FA_DEVICE void expect_dq(const pipeline *pipe, const consumer_state *c, int use)
 {
     const block_work *w = work_of(pipe);
     if (threadIdx.x % WARPGROUP == 0 && w->key_tile > 0 && use <= w->tiles)
-        ptx_mbarrier_arrive_expect(dq_received(pipe->state, c->number, use), SUM_BYTES / CONSUMERS);
+        ptx_mbarrier_arrive_expect(dq_received(pipe->state, c->number, use), DQ_PART);
 }
 
-/* Adds what the block before has sent, and tells that block at once that there is room again, if it
- * still runs: it would wait in its turn. The first block waits for that at its end, others do not. */
+/* Adds what the block before has sent. */
 FA_DEVICE void receive_dq(const pipeline *pipe, consumer_state *c, const char *sums, int use)
 {
-    const block_work *w = work_of(pipe);
     ptx_mbarrier_wait(dq_received(pipe->state, c->number, use), chain_parity(use));
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++) {
@@ -70,89 +65,22 @@ FA_DEVICE void receive_dq(const pipeline *pipe, consumer_state *c, const char *s
         c->dp[4 * j + 2] += x.z;
         c->dp[4 * j + 3] += x.w;
     }
-    ptx_register_fence(c->dp, DQ_SUMS); /* an arrival does not wait for pending loads */
-    __syncwarp();
     expect_dq(pipe, c, use + DQ_BUFFERS);
-    if (w->key_tile == 1 || use + DQ_BUFFERS <= w->tiles)
-        ptx_mbarrier_arrive_peer_if(dq_room(pipe->state, c->number, use), w->key_tile - 1,
-                                    c->leader);
 }
 
-/* Whether a store warp copies the sum to the next block: that of the first block, whose buffer receives
- * nothing. So its consumers, which have most of the tiles, are sooner done with it. */
-FA_DEVICE bool is_copied(const block_work *w, int use)
-{
-    return w->key_tile == 0 && is_passed(w, use);
-}
-
-/* Sends the sum to the next block, when that has room. The last copy from the same buffer is complete then. */
+/* Sends the sum to the next block, when that has room. */
 FA_DEVICE void send_dq(const pipeline *pipe, const consumer_state *c, char *sums, int use)
 {
     const int next = work_of(pipe)->key_tile + 1;
     ptx_mbarrier_wait(dq_room(pipe->state, c->number, use), chain_parity(use) ^ 1);
-    if (next == 1) {
-#pragma unroll
-        for (int j = 0; j < DQ_COLUMNS / 8; j++)
-            *(float4 *)(sums + j * WARPGROUP * 16) =
-                make_float4(c->dp[4 * j], c->dp[4 * j + 1], c->dp[4 * j + 2], c->dp[4 * j + 3]);
-        return;
-    }
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++)
         ptx_store_to_peer_x4((float *)(sums + j * WARPGROUP * 16),
                              dq_received(pipe->state, c->number, use), next, c->dp + 4 * j);
 }
 
-/* Two functions of a store warp of the first block: copies a sum; waits until the next block has got the
- * last ones. */
-FA_DEVICE void copy_sum(const pipeline *pipe, int consumer, int use)
-{
-    ptx_copy_to_peer(pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use),
-                     dq_received(pipe->state, consumer, use), 1, SUM_BYTES / CONSUMERS);
-}
-
-FA_DEVICE void wait_for_copies(const pipeline *pipe, int consumer)
-{
-    const block_work *w = work_of(pipe);
-    if (w->key_tile > 0) return;
-    for (int use = max(1, w->passed - DQ_BUFFERS + 1); use <= w->passed; use++)
-        ptx_mbarrier_wait(dq_room(pipe->state, consumer, use), chain_parity(use));
-}
-
-#if STORES_DQ
-
-/* Stores the consumer's 64 columns of a sum that is whole: four lanes store 64 bytes of a row. */
-FA_DEVICE void store_rows_of_dq(const fa_backward_params *p, const block_work *w,
-                                const consumer_state *c, int use)
-{
-    const float ln2 = 0.69314718055994530942f, scale = c->scale * ln2;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
-    const int row = (w->to - use) * QUERIES + warp * 16 + lane / 4;
-    const int column = c->number * DQ_COLUMNS + lane % 4 * 8;
-    char *to = fa_view_row(&p->dq, w->sequence.block_q, row, w->sequence.head) + column * 2;
-    if (!p->dq.data) return;
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int j = 0; j < DQ_COLUMNS / 8; j += 4) {
-            uint32_t x[4];
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const float *dq = c->dp + 4 * (j + n) + 2 * r;
-                x[n] = fa_pack_x2(dq[0] * scale, dq[1] * scale);
-            }
-            fa_exchange_words(x, lane % 4);
-            if (row + 8 * r < w->sequence.n_q && column + 8 * j < p->a.d)
-                ptx_store_global_16(to + 8 * r * p->dq.stride[1] * 2 + 16 * j,
-                                    make_uint4(x[0], x[1], x[2], x[3]));
-        }
-}
-
-#endif
-
 /* dQ of the previous tile: what the consumer does with its share. Use 0 holds no dQ. */
-FA_DEVICE void pass_dq(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
-                       int use)
+FA_DEVICE void pass_dq(const pipeline *pipe, consumer_state *c, int use)
 {
     const block_work *w = work_of(pipe);
     char *sums = find_sums(pipe, c, use);
@@ -162,12 +90,16 @@ FA_DEVICE void pass_dq(const pipeline *pipe, const fa_backward_params *p, consum
         send_dq(pipe, c, sums, use);
         return;
     }
-#if STORES_DQ
-    store_rows_of_dq(p, w, c, use);
-#else
-    (void)p;
+    if (w->key_tile > 0) ptx_named_barrier_sync(NAMED_BARRIER_CHAIN + c->number, WARPGROUP);
     store_dq_columns(c, use);
-#endif
+}
+
+/* Executed by a store warp when a consumer's buffer is free: tells the block before, if that sends
+ * another sum to it. */
+FA_DEVICE void give_room(shared_state *state, const block_work *w, int consumer, int use)
+{
+    if (w->key_tile > 0 && use + DQ_BUFFERS <= w->tiles)
+        ptx_mbarrier_arrive_peer_if(dq_room(state, consumer, use), w->key_tile - 1, 1);
 }
 
 /* ---- What `prepare` does --------------------------------------------------------------------- */
@@ -208,20 +140,23 @@ typedef struct row_places {
 FA_DEVICE void send_numbers(const fa_backward_params *p, const fa_tile *t, const row_places *to,
                             int row, float lse, float product, int lane)
 {
-    const float2 x = find_numbers(lse, find_delta(p, t, row, lse, product));
+    const bool counts = lse != -INFINITY;
+    const float dlse = counts && p->dlse ? p->dlse[lse_index(p, t, row)] : 0.0f;
+    float x[QUERIES + 1]; /* delta is QUERIES places behind the log-sum-exp everywhere */
+    put_numbers(x, lse, counts ? product - dlse : 0.0f);
     const int count = to->tiles - 1 - row / QUERIES, at = FA_BACKWARD_SM90_ROW_AT(row % QUERIES);
     if (count < 0) return;
     if (count < ROW_SLOTS) {
         float *slot = (float *)(to->slots + count * ROW_BYTES) + at;
         if (lane >= to->blocks) return;
-        ptx_store_to_peer(slot, to->full, lane, x.x);
-        ptx_store_to_peer(slot + QUERIES, to->full, lane, x.y);
+        ptx_store_to_peer(slot, to->full, lane, x[0]);
+        ptx_store_to_peer(slot + QUERIES, to->full, lane, x[QUERIES]);
         return;
     }
     float *left = to->left + row / QUERIES * (2 * QUERIES) + at;
     if (lane > 0) return;
-    left[0] = x.x;
-    left[QUERIES] = x.y;
+    left[0] = x[0];
+    left[QUERIES] = x[QUERIES];
 }
 
 /* CHAIN_ROWS rows. All loads are issued before the first is used. from: the first of the rows. */

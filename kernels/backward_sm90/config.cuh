@@ -86,9 +86,6 @@
 /* Whether a dQ that is whole is rounded and stored at once, without sums in global memory. */
 #define WHOLE_DQ (SINGLE_TILES || CHAINED)
 
-/* Whether consumers store dQ themselves: there is no shared memory for its rows. */
-#define STORES_DQ (CHAINED && !DQ_TRANSPOSED)
-
 /* Whether there is a tile of a bias in shared memory. */
 #define BIAS_TILE FA_BACKWARD_SM90_BIAS_TILE(HEAD_DIM, STAGES, OPTIONS)
 
@@ -185,9 +182,8 @@ enum {
     DS_BYTES = QUERIES * KEYS * 2,
     BIAS_BYTES = BIAS_TILE * DS_BYTES,
     SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
-    DQ_PART = FA_BACKWARD_SM90_DQ_BYTES(HEAD_DIM, BIAS_TILE, CHAINED) / CONSUMERS,
-    WHOLE_DQ_AT = CHAINED ? SUM_BYTES / CONSUMERS : 0, /* rounded rows, in a buffer of dQ */
-    SCORES = QUERIES / 2,                              /* of a thread */
+    DQ_PART = FA_BACKWARD_SM90_DQ_BYTES(HEAD_DIM, BIAS_TILE) / CONSUMERS,
+    SCORES = QUERIES / 2, /* of a thread */
     DK_SUMS = SUM_DIM / 2,
     DV_SUMS = VALUE_DIM / 2,
     DQ_SUMS = DQ_COLUMNS / 2,

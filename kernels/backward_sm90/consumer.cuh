@@ -37,21 +37,20 @@
 
 /* dQ of the previous tile, for the store warp or the next block. use: the number of this use of the
  * buffers. */
-FA_DEVICE void put_dq_columns(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
-                              int use)
+FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use)
 {
 #if CHAINED
-    pass_dq(pipe, p, c, use);
+    pass_dq(pipe, c, use);
 #else
-    (void)pipe, (void)p;
+    (void)pipe;
     store_dq_columns(c, use);
 #endif
 }
 
 /* The consumer's turn: the gradients of the tile before `at`, then the scores and dP of tile `at`.
  * dP comes last because it uses the registers of dQ. */
-FA_DEVICE void multiply_tile(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
-                             const tile_cursor *at, float *lse)
+FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
+                             float *lse)
 {
     const int count = at->count - 1, next = stage_of(at->count);
     issue_gradients(c, count);
@@ -60,7 +59,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, const fa_backward_params *p, 
     ptx_register_fence(c->dp, DQ_SUMS);
     if (tile_number(c, count) > 0) free_ds(c);
     if (DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, count);
-    put_dq_columns(pipe, p, c, count);
+    put_dq_columns(pipe, c, count);
     prepare_dp(pipe, c, at->count);
     ptx_wgmma_wait(1);
     release_q(pipe, c, count);
@@ -87,7 +86,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, const fa_backward_params *p, 
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dp, DQ_SUMS);
     if (shares_dbias(pipe)) wait_for_dq_buffer(pipe, c, 2 * count + 1);
-    put_dq_columns(pipe, p, c, count);
+    put_dq_columns(pipe, c, count);
     if (STAGES == 2) ptx_mbarrier_wait(&pipe->state->dout_full[next], parity_of(at->count));
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
@@ -128,7 +127,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
         if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     }
     wait_until_may_issue(c);
-    multiply_tile(pipe, p, c, at, lse);
+    multiply_tile(pipe, c, at, lse);
     make_weights(pipe, &p->a, c, at, lse, &options, masked);
     make_ds(pipe, p, c, at, &options, masked);
 }
@@ -175,7 +174,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_wgmma_wait(0);
 #endif
     ptx_register_fence(c->dp, DQ_SUMS);
-    pass_dq(pipe, p, c, last);
+    pass_dq(pipe, c, last);
     ptx_fence_proxy_async();
     share_dq(pipe, c, last);
     if (c->number == 0) wait_until_may_issue(c);
@@ -189,7 +188,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     wait_for_dq_buffer(pipe, c, end);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-    pass_dq(pipe, p, c, end);
+    pass_dq(pipe, c, end);
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
     store_sums(pipe, p, c, end, true, false);
@@ -216,7 +215,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_mbarrier_arrive_if(&pipe->state->v_empty, c->leader);
 #endif
     ptx_register_fence(c->dp, DQ_SUMS);
-    put_dq_columns(pipe, p, c, last);
+    put_dq_columns(pipe, c, last);
     ptx_fence_proxy_async();
     let_other_issue(c);
     share_dq(pipe, c, last);
@@ -234,7 +233,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 #if PERSISTENT && !KEYS_EARLY
     ptx_mbarrier_arrive_if(&pipe->state->k_empty, c->leader);
 #endif
-    put_dq_columns(pipe, p, c, end);
+    put_dq_columns(pipe, c, end);
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
 #if DK_LAST

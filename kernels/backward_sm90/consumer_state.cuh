@@ -166,7 +166,7 @@ FA_DEVICE uint32_t find_dq_row(const pipeline *pipe, int consumer)
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
     const int row = DQ_TRANSPOSED ? lane % 8 + lane / 16 * 8 : warp * 16 + lane % 16;
     const int chunk = DQ_TRANSPOSED ? warp * 2 + lane / 8 % 2 : lane / 16;
-    return ptx_shared_address(pipe->buffers + DQ_AT + consumer * DQ_PART + WHOLE_DQ_AT) +
+    return ptx_shared_address(pipe->buffers + DQ_AT + consumer * DQ_PART) +
            (uint32_t)(row * 128 + (chunk ^ row % 8) * 16);
 }
 

@@ -15,7 +15,7 @@
  *   bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
  *   left                  all of dS, in the workspace     store warps            -
  *   dq_received           sums of dQ, in the buffer of dQ the block before       -
- *   dq_room               room for sums, in the next block  its consumer         -
+ *   dq_room               room for sums, in the next block  its store warp       -
  *   rows_full             the first slots of rows         all blocks             -
  *
  * The DS_BUFFERS tiles of dS need no mbarriers: consumers take turns (NAMED_BARRIER_ISSUE), and
@@ -186,7 +186,9 @@ enum {
     NAMED_BARRIER_DS =
         NAMED_BARRIER_ISSUE + CONSUMERS, /* where consumer 0 waits until dS has been read */
     NAMED_BARRIER_CONSUMERS,
-    NAMED_BARRIER_BEGIN /* where consumer 1 waits until consumer 0 has begun the same work tile */
+    NAMED_BARRIER_BEGIN, /* where consumer 1 waits until consumer 0 has begun the same work tile */
+    /* Of consumer 0, then of consumer 1: its warps have read the sums in its buffer. */
+    NAMED_BARRIER_CHAIN
 };
 
 FA_DEVICE void init_barriers(shared_state *state)
@@ -223,7 +225,7 @@ FA_DEVICE void init_barriers(shared_state *state)
     for (int i = 0; i < CONSUMERS; i++)
         for (int n = 0; n < DQ_BUFFERS; n++) {
             ptx_mbarrier_init(&state->dq_received[n][i], 1);
-            ptx_mbarrier_init(&state->dq_room[n][i], WARPS);
+            ptx_mbarrier_init(&state->dq_room[n][i], 1);
         }
 #endif
 #if PERSISTENT

@@ -12,18 +12,11 @@
 
 /* A query's numbers. The log-sum-exp is infinity for rows whose weights must be 0: those without
  * keys, and those after the last query. For such rows lse is -infinity and delta is 0. */
-FA_DEVICE float2 find_numbers(float lse, float delta)
-{
-    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
-    return make_float2(lse != -INFINITY ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY,
-                       delta / (float)(1 << bits));
-}
-
 FA_DEVICE void put_numbers(float *numbers, float lse, float delta)
 {
-    const float2 own = find_numbers(lse, delta);
-    numbers[0] = own.x;
-    numbers[FA_BACKWARD_SM90_QUERIES] = own.y;
+    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
+    numbers[0] = lse != -INFINITY ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY;
+    numbers[FA_BACKWARD_SM90_QUERIES] = delta / (float)(1 << bits);
 }
 
 /* Where a number of row `row`, counted from the tile's first one, is in lse and dlse. Through
@@ -41,21 +34,14 @@ FA_DEVICE float load_row_lse(const fa_backward_params *p, const fa_tile *t, int 
     return t->first + row < t->n_q ? p->a.lse[lse_index(p, t, row)] : -INFINITY;
 }
 
-/* Delta of a row. product: of dout and out. */
-FA_DEVICE float find_delta(const fa_backward_params *p, const fa_tile *t, int row, float lse,
-                           float product)
-{
-    const bool counts = lse != -INFINITY;
-    const float dlse = counts && p->dlse ? p->dlse[lse_index(p, t, row)] : 0.0f;
-    return counts ? product - dlse : 0.0f;
-}
-
-/* rows: the tile's numbers; every 64 rows, the next tile's numbers follow
+/* product: of dout and out. rows: the tile's numbers; every 64 rows, the next tile's numbers follow
  * 64 rows later. */
 FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int row, float lse,
                            float product, float *rows)
 {
-    put_numbers(rows + FA_BACKWARD_SM90_ROW_AT(row), lse, find_delta(p, t, row, lse, product));
+    const bool counts = lse != -INFINITY;
+    const float dlse = counts && p->dlse ? p->dlse[lse_index(p, t, row)] : 0.0f;
+    put_numbers(rows + FA_BACKWARD_SM90_ROW_AT(row), lse, counts ? product - dlse : 0.0f);
 }
 
 /* The product of two rows. Each of `lanes` lanes has eight elements of both. */

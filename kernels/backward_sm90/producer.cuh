@@ -902,7 +902,7 @@ FA_DEVICE int number_of_work(const pipeline *pipe)
 #if WHOLE_DQ
 
 /* A store warp where dQ is whole: stores a tile's dQ, which the consumer shares one tile later. In a
- * chain it stores what is not passed on, if consumers do not, and copies what the first block passes on. */
+ * chain it stores what is not passed on, and tells the block before that there is room again. */
 FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
                               const fa_backward_sm90_params *s, int consumer)
 {
@@ -916,21 +916,18 @@ FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
         advance(&next, w->from, w->to);
         const int use = next.count;
         ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
-#if CHAINED
-        if (is_copied(w, use)) copy_sum(pipe, consumer, use);
-#endif
-        if (!STORES_DQ && p->dq.data && !is_passed(w, use))
-            ptx_tma_store_4d(&s->dq, dq_at(pipe, consumer, use) + WHOLE_DQ_AT,
+        if (p->dq.data && !is_passed(w, use))
+            ptx_tma_store_4d(&s->dq, dq_at(pipe, consumer, use),
                              DQ_TRANSPOSED ? 0 : consumer * DQ_COLUMNS,
                              DQ_TRANSPOSED ? row + consumer * WHOLE_DQ_ROWS : row, head,
                              (int)w->sequence.block_q);
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, use));
-    }
 #if CHAINED
-    wait_for_copies(pipe, consumer);
+        give_room(state, w, consumer, use);
 #endif
+    }
 }
 
 #endif

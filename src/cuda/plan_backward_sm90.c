@@ -311,11 +311,13 @@ static int find_threads(const fa_variant *v)
 
 static int find_smem(const fa_variant *v)
 {
-    return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim,
-                                                   v->q_stages, v->stages, v->cluster)
-                      : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim,
-                                              v->value_dim ? v->value_dim : v->head_dim, v->stages,
-                                              v->options, v->dq_buffers, v->persistent, v->chained);
+    return is_wide(v)
+               ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim, v->q_stages,
+                                            v->stages, v->cluster)
+               : FA_BACKWARD_SM90_SMEM(
+                     v->element, v->head_dim, v->value_dim ? v->value_dim : v->head_dim, v->stages,
+                     FA_BACKWARD_SM90_ROW_SLOTS(v->head_dim, v->stages, v->chained), v->options,
+                     v->dq_buffers, v->persistent || v->chained);
 }
 
 /* Whether there is a tile of a bias in its shared memory. */
@@ -999,13 +1001,25 @@ static bool refuse_invariance(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-/* That needs no words. */
+/* Chains that run at once. A cluster stays within a group of 16 to 18 multiprocessors, and not all groups are whole (H200: 38 of
+ * three blocks ran at once, 30 of four, 22 of five, 14 of six and of eight; 40, 31, 18 of six and 16 of seven did not). */
+static int64_t count_chains_at_once(const fa_cuda_device *device, int64_t tiles)
+{
+    return device->multiprocessors / 18 * (16 / tiles);
+}
+
+/* Rate over that of the other families (H200): two key tiles, from one round of blocks to 15, 1.05 to 1.5. More in one round: causal,
+ * head dim 64, 5, 6 and 8 key tiles 1.23, 1.16, 1.07, 128, 3, 4, 5 and 7 1.09 to 1.2, 1.06 to 1.2, 1.13, 0.94; full, head dim 64, 3
+ * and 4 1.28, 1.16, 128, 3, 5 and 8 1.07 to 1.2, 0.93, 0.77. In more rounds 3 and 4 0.97 to 1.03. A tile takes longer here, so with many
+ * query tiles nothing is won. That needs no words. */
 static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)why, (void)size;
-    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
-    const int64_t room = device->multiprocessors * 9 / 10 / (tiles + tiles % 2);
-    return !is_chain(p) || (tiles > 2 && p->heads_kv * p->batch > room);
+    const bool narrow = p->d <= 64 && p->d_v <= 64;
+    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS),
+                  most = p->causal ? (narrow ? 8 : 5) : (narrow ? 4 : 3);
+    if (!is_chain(p) || tiles > most || (!p->causal && p->rows_q > 512)) return true;
+    return tiles > 2 && p->heads_kv * p->batch > count_chains_at_once(device, tiles);
 }
 
 static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
