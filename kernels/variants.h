@@ -498,6 +498,14 @@ VARIANT_16BIT(backward_sm90_d128_single, .file = "backward_sm90/backward_sm90", 
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 1024, .persistent = 1, .single_tiles = 1)
 END(backward, sm90_single)
 
+/* The same for heads of a few key tiles, whose blocks are a cluster and pass sums of dQ on. */
+FAMILY(backward, sm90_chained)
+VARIANT_16BIT(backward_sm90_d64_chained, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 1024, .dq_buffers = 2, .dq_transposed = 1, .chained = 1)
+VARIANT_16BIT(backward_sm90_d128_chained, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512, .chained = 1)
+END(backward, sm90_chained)
+
 /* The same, without options, with blocks that prepare and finish in the same launch. */
 FAMILY(backward, sm90_joined)
 VARIANT_16BIT(backward_sm90_d96_joined, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,

@@ -18,10 +18,13 @@
  *
  * A JOINED variant has three kinds of blocks; these are the blocks that multiply (joined.cuh).
  *
+ * The blocks of a CHAINED variant pass sums of dQ on instead (chain.cuh).
+ *
  * The roles synchronize by the barriers of pipeline.cuh. consume_tile in consumer.cuh computes a
  * tile. config.cuh lists the compile-time parameters, and docs/kernels/backward_sm90.md gives the
  * reasons for this design.
  */
+#include "backward_sm90/chain.cuh"
 #include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer.cuh"
@@ -57,8 +60,14 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         .dbias_mapped = s.dbias_mapped
 #endif
     };
-#if PERSISTENT
+#if PERSISTENT || CHAINED
     if (pipe.buffers - (char *)raw > FA_BACKWARD_SM90_PADDING(1)) __trap();
+#endif
+#if CHAINED
+    if (threadIdx.x == 0) begin_chain(&shared, &s);
+    ptx_cluster_arrive_relaxed();
+#endif
+#if PERSISTENT
     if (threadIdx.x == 0) {
         init_barriers(&shared);
         prefetch_maps(&s);
@@ -80,12 +89,18 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     const bool loads =
         threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
+#if CHAINED
+    if (threadIdx.x >= WARPGROUP && s.prepares) prepare_own_rows(&pipe, &p, &s, number);
+#endif
 #if JOINED
     /* A thread of a consumer waits, because the consumers have nothing to do yet. */
     if (threadIdx.x == WARPGROUP) wait_until_prepared(&p.a, &s, number);
 #endif
 #endif
     __syncthreads();
+#if CHAINED
+    join_chain(&s);
+#endif
     /* The scheduler warp and the load warp of a persistent block wait later. */
     if (!PERSISTENT || (threadIdx.x / 32 != WARP_LOAD && threadIdx.x / 32 != WARP_SCHEDULE))
         ptx_wait_for_grids();

@@ -44,6 +44,7 @@
 #define FA_BACKWARD_SM90_DS_BUFFERS(dim, stages)                                                   \
     ((dim) > 128 || ((dim) > 64 && (stages) > 2) ? 2 : 3)
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
+#define FA_BACKWARD_SM90_CHAIN 8          /* most key tiles of a head of a CHAINED variant */
 #define FA_BACKWARD_SM90_SLICE_TILES 4    /* query tiles of a block of a JOINED variant's passes */
 
 /* Whether options hide keys from queries that their positions do not hide: a boolean mask, or a
@@ -54,6 +55,9 @@
  * it. */
 #define FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options)                                           \
     (FA_BACKWARD_SM90_HIDES(options) && ((dim) <= 64 || (stages) <= 2))
+
+/* Tiles whose log-sum-exp and delta have room. */
+#define FA_BACKWARD_SM90_ROW_SLOTS(dim, stages, chained) ((chained) ? (dim) > 64 ? 4 : 8 : (stages))
 
 #define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
 /* The buffer of dQ, of at most 128 columns at a time. dS in 32 bits uses it too. */
@@ -71,22 +75,22 @@
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
 /* The alignment of a block's buffers. Static shared memory comes before dynamic shared memory; a
- * persistent variant relies on that. */
-#define FA_BACKWARD_SM90_PADDING(persistent) ((persistent) ? 512 : 1024)
+ * persistent or chained variant relies on that. */
+#define FA_BACKWARD_SM90_PADDING(relies) ((relies) ? 512 : 1024)
 
-/* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries,
- * of dout and of their rows; buffers of dS; of dQ (0: one); one of a bias. */
-#define FA_BACKWARD_SM90_SMEM(element, dim, value_dim, stages, options, dq_buffers, persistent)    \
+/* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries
+ * and of dout; slots of their rows; buffers of dS; of dQ (0: one); one of a bias. */
+#define FA_BACKWARD_SM90_SMEM(element, dim, value_dim, stages, slots, options, dq_buffers, relies) \
     ((FA_BACKWARD_SM90_KEYS + (stages)*FA_BACKWARD_SM90_QUERIES) *                                 \
          (FA_SM90_ROW_BYTES(dim, element) + FA_SM90_ROW_BYTES(value_dim, element)) +               \
-     (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
+     (slots)*FA_BACKWARD_SM90_ROW_BYTES +                                                          \
      FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * \
          FA_ELEMENT_BYTES(element) +                                                               \
      ((dq_buffers) ? (dq_buffers) : 1) *                                                           \
          FA_BACKWARD_SM90_DQ_BYTES(dim, FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options)) +        \
      FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options) * FA_BACKWARD_SM90_QUERIES *                 \
          FA_BACKWARD_SM90_KEYS * 2 +                                                               \
-     FA_BACKWARD_SM90_PADDING(persistent))
+     FA_BACKWARD_SM90_PADDING(relies))
 
 /* Whether blocks clear sums of dQ for later ones, if the planner asks for it (clear_ahead.cuh). */
 #define FA_BACKWARD_SM90_CLEARS_AHEAD(ordered, options, joined)                                    \
@@ -180,6 +184,8 @@ typedef struct fa_backward_sm90_params {
     /* Of a SINGLE_TILES variant: blocks that share a head's queries. The number of a split is that
      * of its query heads times these, plus that of its queries. */
     int32_t query_parts;
+    /* Of a CHAINED variant: its blocks do what `prepare` does. */
+    int32_t prepares;
 } fa_backward_sm90_params;
 
 #endif

@@ -18,6 +18,9 @@
  *                  half of the keys, from shared memory, which is the limit
  *     SINGLE_TILES 1: all keys of a head are one key tile. So the dQ of a tile is whole: it is
  *                  rounded and stored at once, without sums in global memory. PERSISTENT, in any order
+ *     CHAINED      1: the blocks of a head are a cluster, one for each key tile. A block adds its share
+ *                  of a tile's dQ to what it gets from the block before, and passes the sum on; the
+ *                  last one whose keys the tile sees rounds and stores it (chain.cuh)
  *     STATIC_SMEM  bytes of static shared memory that the planner adds to the dynamic ones; 0: the
  *                  same as for any kernel
  *     OPTIONS      0: only masks by position and lengths; FA_SM90_ALL: each option may be present
@@ -64,6 +67,9 @@
 #ifndef SINGLE_TILES
 #define SINGLE_TILES 0
 #endif
+#ifndef CHAINED
+#define CHAINED 0
+#endif
 #ifndef STATIC_SMEM
 #define STATIC_SMEM 0
 #endif
@@ -76,6 +82,9 @@
 #include "backward_sm90/backward_sm90.h"
 
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
+
+/* Whether a dQ that is whole is rounded and stored at once, without sums in global memory. */
+#define WHOLE_DQ (SINGLE_TILES || CHAINED)
 
 /* Whether there is a tile of a bias in shared memory. */
 #define BIAS_TILE FA_BACKWARD_SM90_BIAS_TILE(HEAD_DIM, STAGES, OPTIONS)
@@ -168,6 +177,7 @@ enum {
     KEY_BYTES = BLOCKS * KEY_BLOCK,
     VALUE_BYTES = VALUE_BLOCKS * KEY_BLOCK,
     ROW_BYTES = FA_BACKWARD_SM90_ROW_BYTES,
+    ROW_SLOTS = FA_BACKWARD_SM90_ROW_SLOTS(HEAD_DIM, STAGES, CHAINED),
     DS_BUFFERS = FA_BACKWARD_SM90_DS_BUFFERS(HEAD_DIM, STAGES),
     DS_BYTES = QUERIES * KEYS * 2,
     BIAS_BYTES = BIAS_TILE * DS_BYTES,
@@ -179,7 +189,7 @@ enum {
     DQ_SUMS = DQ_COLUMNS / 2,
     WHOLE_DQ_ROWS = DQ_TRANSPOSED ? QUERIES / CONSUMERS : QUERIES /* a consumer's, of 64 columns */
 };
-#define CLEARS_AHEAD (!SINGLE_TILES && FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, JOINED))
+#define CLEARS_AHEAD (!WHOLE_DQ && FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, JOINED))
 
 static_assert(!PERSISTENT || ((!ORDERED || DQ_TOGETHER) && !OPTIONS && STAGES > 2),
               "what its warps do");
@@ -187,9 +197,10 @@ static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store war
 static_assert(!JOINED || (!ORDERED && !OPTIONS && !PERSISTENT), "what its blocks do");
 static_assert(DQ_PARTS == 1 || (!OPTIONS && !PERSISTENT && !JOINED && STAGES == 2),
               "what has been written for it");
-static_assert(!SINGLE_TILES || (PERSISTENT && !ORDERED && COLUMNS == HEAD_DIM &&
-                                (HEAD_DIM == 128 || DQ_TRANSPOSED)),
+static_assert(!WHOLE_DQ || (!ORDERED && COLUMNS == HEAD_DIM && (HEAD_DIM == 128 || DQ_TRANSPOSED)),
               "what has been written for it");
+static_assert(!SINGLE_TILES || PERSISTENT, "what has been written for it");
+static_assert(!CHAINED || (!PERSISTENT && !JOINED && !OPTIONS), "what has been written for it");
 static_assert(!DQ_TRANSPOSED || (KEYS_IN_REGISTERS && STAGES > 2 && !JOINED),
               "what has been written for it");
 static_assert(!KEYS_EARLY || WORKS == 2,

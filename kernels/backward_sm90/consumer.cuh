@@ -11,6 +11,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
 
+#include "backward_sm90/chain.cuh"
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer_state.cuh"
 #include "backward_sm90/keys.cuh"
@@ -34,6 +35,18 @@
 
 #if DQ_PARTS == 1
 
+/* dQ of the previous tile, for the store warp or the next block. use: the number of this use of the
+ * buffers. */
+FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use)
+{
+#if CHAINED
+    pass_dq(pipe, c, use);
+#else
+    (void)pipe;
+    store_dq_columns(c, use);
+#endif
+}
+
 /* The consumer's turn: the gradients of the tile before `at`, then the scores and dP of tile `at`.
  * dP comes last because it uses the registers of dQ. */
 FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
@@ -46,8 +59,8 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_register_fence(c->dp, DQ_SUMS);
     if (tile_number(c, count) > 0) free_ds(c);
     if (DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, count);
-    store_dq_columns(c, count);
-    prepare_dp(pipe, c, next);
+    put_dq_columns(pipe, c, count);
+    prepare_dp(pipe, c, at->count);
     ptx_wgmma_wait(1);
     release_q(pipe, c, count);
     ptx_register_forget(c->scores, SCORES);
@@ -55,7 +68,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     issue_s(c, next);
     ptx_fence_proxy_async(); /* of dS and dQ, while dV and S are computed */
     share_dq(pipe, c, count);
-    load_lse(pipe, lse, next);
+    load_lse(pipe, lse, at->count);
     ptx_wgmma_wait(1);
     release_dout(pipe, c, count);
     ptx_register_fence(c->dp, SCORES);
@@ -73,7 +86,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dp, DQ_SUMS);
     if (shares_dbias(pipe)) wait_for_dq_buffer(pipe, c, 2 * count + 1);
-    store_dq_columns(c, count);
+    put_dq_columns(pipe, c, count);
     if (STAGES == 2) ptx_mbarrier_wait(&pipe->state->dout_full[next], parity_of(at->count));
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
@@ -81,7 +94,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_fence_proxy_async(); /* of dS and dQ */
     let_other_issue(c);
     share_dq(pipe, c, count);
-    load_lse(pipe, lse, next);
+    load_lse(pipe, lse, at->count);
 #endif
 }
 
@@ -140,7 +153,48 @@ FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int e
 
 #endif
 
-#if DQ_PARTS == 1
+#if CHAINED
+
+/* The products of the last tile. The turn is passed on when they have been issued, so that a short
+ * block ends sooner. dQ of the tile before goes to the next block first, and the last dQ is computed
+ * while dV is stored. Consumer 0 computes it when consumer 1 has issued its products, as that has
+ * stored its dS before. */
+FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                            int end)
+{
+    const int last = end - 1;
+    wait_for_dq_buffer(pipe, c, last);
+    ptx_fence_proxy_async(); /* of dS */
+    wait_until_may_issue(c);
+    issue_gradients(c, last);
+    let_other_issue(c);
+#if DQ_FIRST
+    ptx_wgmma_wait(2);
+#else
+    ptx_wgmma_wait(0);
+#endif
+    ptx_register_fence(c->dp, DQ_SUMS);
+    pass_dq(pipe, c, last);
+    ptx_fence_proxy_async();
+    share_dq(pipe, c, last);
+    if (c->number == 0) wait_until_may_issue(c);
+    ptx_register_forget(c->dp, DQ_SUMS);
+    ptx_wgmma_fence();
+    issue_tile_dq(c, ds_tile(c, last));
+    ptx_wgmma_wait(1);
+    release_q(pipe, c, last);
+    release_dout(pipe, c, last);
+    store_sums(pipe, p, c, end, false, true);
+    wait_for_dq_buffer(pipe, c, end);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dp, DQ_SUMS);
+    pass_dq(pipe, c, end);
+    ptx_fence_proxy_async();
+    share_dq(pipe, c, end);
+    store_sums(pipe, p, c, end, true, false);
+}
+
+#elif DQ_PARTS == 1
 
 /* The products of the last tile. Its dQ needs another turn, because consumer 1 stores its dS after
  * consumer 0. dV is stored meanwhile, and dK while the last dQ is added and, in a persistent block,
@@ -161,7 +215,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_mbarrier_arrive_if(&pipe->state->v_empty, c->leader);
 #endif
     ptx_register_fence(c->dp, DQ_SUMS);
-    store_dq_columns(c, last);
+    put_dq_columns(pipe, c, last);
     ptx_fence_proxy_async();
     let_other_issue(c);
     share_dq(pipe, c, last);
@@ -179,7 +233,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 #if PERSISTENT && !KEYS_EARLY
     ptx_mbarrier_arrive_if(&pipe->state->k_empty, c->leader);
 #endif
-    store_dq_columns(c, end);
+    put_dq_columns(pipe, c, end);
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
 #if DK_LAST
@@ -269,14 +323,18 @@ FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int c
     const int tiles = w->tiles, from = w->from, to = w->to;
 #endif
     consumer_state c;
+#if CHAINED
+    c.base = ptx_uniform(ptx_descriptor_low_in_cluster(own.buffers, 0));
+#else
     c.base = ptx_uniform(ptx_descriptor_low(own.buffers, 0));
+#endif
     c.ds_row = find_ds_row(&own, consumer);
     /* In other variants no register is free for it. */
     if (!OPTIONS && DQ_PARTS == 1) c.ds_row = ptx_keep(c.ds_row);
 #if DQ_PARTS > 1
     c.dq =
         ptx_shared_address(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP * 16;
-#elif SINGLE_TILES
+#elif WHOLE_DQ
     c.dq = find_dq_row(&own, consumer);
 #else
     c.dq = (float4 *)(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP;
@@ -285,6 +343,9 @@ FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int c
     /* In a uniform register if registers are scarce. */
     c.number = DQ_PARTS > 1 ? (int)ptx_uniform((uint32_t)consumer) : consumer;
     c.leader = threadIdx.x % 32 == 0;
+#if CHAINED
+    for (int use = 1; use <= DQ_BUFFERS; use++) expect_dq(&own, &c, use);
+#endif
 #if PERSISTENT
 #pragma unroll 1
     for (int n = 0; acquire_work_tile(&own, n); n++) {

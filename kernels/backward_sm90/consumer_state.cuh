@@ -41,7 +41,7 @@ typedef struct consumer_state {
 #endif
     uint32_t base;   /* descriptor of the block's keys */
     uint32_t ds_row; /* where the lane stores dS */
-#if DQ_PARTS > 1 || SINGLE_TILES
+#if DQ_PARTS > 1 || WHOLE_DQ
     uint32_t dq; /* where the thread stores its part of dQ */
 #else
     float4 *dq;                                   /* the same */
@@ -156,7 +156,7 @@ FA_DEVICE void store_ds(const consumer_state *c, const uint32_t *ds, int count)
                               ds + 2 * j);
 }
 
-#if SINGLE_TILES
+#if WHOLE_DQ
 
 /* Where the lane stores its 16 bytes of a matrix of a whole dQ, in TMA's swizzle. Transposed: query
  * lane % 8 + 8 (lane / 16), columns 8 (lane / 8 % 2) of the warp's. Otherwise: query lane % 16 of
@@ -324,10 +324,10 @@ FA_DEVICE void let_other_issue(const consumer_state *c)
 #endif
 }
 
-/* The log-sum-exp of a stage; with options it is loaded later. */
-FA_DEVICE void load_lse(const pipeline *pipe, float *lse, int stage)
+/* The log-sum-exp of a tile; with options it is loaded later. */
+FA_DEVICE void load_lse(const pipeline *pipe, float *lse, int count)
 {
-    if (!OPTIONS) load_rows(lse, row_address(pipe, stage));
+    if (!OPTIONS) load_rows(lse, row_address(pipe, slot_of(count)));
 }
 
 /* With two buffers of dS: consumer 1 tells consumer 0 that it has read the next buffer. */
@@ -381,7 +381,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
                             bool masked)
 {
 #if OPTIONS
-    const uint32_t rows = row_address(pipe, stage_of(at->count));
+    const uint32_t rows = row_address(pipe, slot_of(at->count));
     const block_work *w = work_of(pipe);
 #if BIAS_TILE
     /* These loads overlap with the computation of scores. */
@@ -424,7 +424,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
                        const tile_cursor *at, const tile_options *options, bool masked)
 {
     float delta[QUERIES / 4];
-    const uint32_t rows = row_address(pipe, stage_of(at->count)) + DELTA_AT;
+    const uint32_t rows = row_address(pipe, slot_of(at->count)) + DELTA_AT;
 #if OPTIONS
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, SCORES);
@@ -450,9 +450,9 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
 }
 
 /* What the sums of dP of a tile begin with. */
-FA_DEVICE void prepare_dp(const pipeline *pipe, consumer_state *c, int stage)
+FA_DEVICE void prepare_dp(const pipeline *pipe, consumer_state *c, int count)
 {
-    if (DP_FROM_DELTA) begin_dp(c->dp, row_address(pipe, stage));
+    if (DP_FROM_DELTA) begin_dp(c->dp, row_address(pipe, slot_of(count)));
     else ptx_register_forget(c->dp, SCORES);
 }
 
@@ -513,14 +513,17 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     load_words(pipe, c, V_AT, c->v);
 #endif
     ptx_mbarrier_wait(&state->dout_full[stage], parity);
-    prepare_dp(pipe, c, stage);
+#if CHAINED
+    ptx_mbarrier_wait(&state->rows_full, 0);
+#endif
+    prepare_dp(pipe, c, at->count);
     ptx_register_fence(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, c->dp, stage);
 #if KEYS_EARLY
     give_first_turn(c);
 #endif
-    load_lse(pipe, lse, stage);
+    load_lse(pipe, lse, at->count);
     if (!OPTIONS && sees_all(work_of(pipe), c->number, at->tile)) {
         make_weights(pipe, &p->a, c, at, lse, &options, false);
         make_ds(pipe, p, c, at, &options, false);
@@ -607,7 +610,7 @@ FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
     char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) + stage_of(end) * Q_BYTES +
                    warp * (WARP_ROWS * HEAD_DIM * 2);
 #endif
-    if (w->key_sums) {
+    if (!CHAINED && w->key_sums) {
         if (of_keys) leave_sums(w->key_sums, c->dk, SUM_DIM, c->number);
         if (of_values) leave_sums(w->key_sums + KEYS * SUM_DIM, c->dv, VALUE_DIM, c->number);
         return;

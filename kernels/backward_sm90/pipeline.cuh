@@ -14,6 +14,9 @@
  *   k_empty, v_empty      the next keys, values           both consumers         load warp
  *   bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
  *   left                  all of dS, in the workspace     store warps            -
+ *   dq_received           sums of dQ, in the buffer of dQ the block before       -
+ *   dq_room               room for sums, in the next block  its store warp       -
+ *   rows_full             the first slots of rows         all blocks             -
  *
  * The DS_BUFFERS tiles of dS need no mbarriers: consumers take turns (NAMED_BARRIER_ISSUE), and
  * what is stored before a turn is read after it. If there are two buffers, consumer 0 stores dS
@@ -30,8 +33,21 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
+/* The buffers of a chain are aligned behind at least 512 bytes. */
+#if !CHAINED
+#define STATE_ALIGNMENT 8
+#else
+#define STATE_ALIGNMENT 512
+#endif
+
 typedef struct shared_state {
-    uint64_t k_loaded, v_loaded, k_full, v_full, cleared;
+#ifdef __cplusplus
+    alignas(STATE_ALIGNMENT)
+#else
+    _Alignas(STATE_ALIGNMENT)
+#endif
+        uint64_t k_loaded;
+    uint64_t v_loaded, k_full, v_full, cleared;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t dq_full[DQ_BARRIERS][CONSUMERS], dq_empty[DQ_BUFFERS][CONSUMERS];
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
@@ -43,6 +59,10 @@ typedef struct shared_state {
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
     uint64_t left;  /* where consumers wait until the store warps have left all of dS */
     bool adds_left; /* this block is the last of its unit (dbias_sums.cuh) */
+#endif
+#if CHAINED
+    uint64_t dq_received[DQ_BUFFERS][CONSUMERS], dq_room[DQ_BUFFERS][CONSUMERS];
+    uint64_t rows_full;
 #endif
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are cleared */
@@ -114,6 +134,8 @@ FA_DEVICE bool leaves_ds(const pipeline *pipe)
 }
 
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
+/* The slot of a tile's rows. It is used again a stage's use later than the stage, or at the same time. */
+FA_DEVICE int slot_of(int count) { return (int)((uint32_t)count % ROW_SLOTS); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
 /* A consumer uses its buffers of dQ in turn; uses are numbered from 0. The offset in bytes of a
@@ -134,6 +156,24 @@ FA_DEVICE uint64_t *dq_full(shared_state *state, int consumer, int use)
     return &state->dq_full[(uint32_t)use % DQ_BARRIERS][consumer];
 }
 
+#if CHAINED
+
+/* The barriers of a buffer's use by sums that come from another block, and their parity. Use 0 has
+ * none. */
+FA_DEVICE uint64_t *dq_received(shared_state *state, int consumer, int use)
+{
+    return &state->dq_received[(uint32_t)use % DQ_BUFFERS][consumer];
+}
+
+FA_DEVICE uint64_t *dq_room(shared_state *state, int consumer, int use)
+{
+    return &state->dq_room[(uint32_t)use % DQ_BUFFERS][consumer];
+}
+
+FA_DEVICE int chain_parity(int use) { return (int)((uint32_t)(use - 1) / DQ_BUFFERS & 1); }
+
+#endif
+
 FA_DEVICE int dq_full_parity(int use) { return (int)((uint32_t)use / DQ_BARRIERS & 1); }
 
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
@@ -146,7 +186,9 @@ enum {
     NAMED_BARRIER_DS =
         NAMED_BARRIER_ISSUE + CONSUMERS, /* where consumer 0 waits until dS has been read */
     NAMED_BARRIER_CONSUMERS,
-    NAMED_BARRIER_BEGIN /* where consumer 1 waits until consumer 0 has begun the same work tile */
+    NAMED_BARRIER_BEGIN, /* where consumer 1 waits until consumer 0 has begun the same work tile */
+    /* Of consumer 0, then of consumer 1: its warps have read the sums in its buffer. */
+    NAMED_BARRIER_CHAIN
 };
 
 FA_DEVICE void init_barriers(shared_state *state)
@@ -178,6 +220,14 @@ FA_DEVICE void init_barriers(shared_state *state)
         ptx_mbarrier_init(&state->bias_empty[i], WARPS);
 #endif
     }
+#if CHAINED
+    ptx_mbarrier_init(&state->rows_full, 1);
+    for (int i = 0; i < CONSUMERS; i++)
+        for (int n = 0; n < DQ_BUFFERS; n++) {
+            ptx_mbarrier_init(&state->dq_received[n][i], 1);
+            ptx_mbarrier_init(&state->dq_room[n][i], 1);
+        }
+#endif
 #if PERSISTENT
     for (int i = 0; i < WORKS; i++) {
         ptx_mbarrier_init(&state->work_full[i], 1);

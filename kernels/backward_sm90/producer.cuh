@@ -6,6 +6,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 
+#include "backward_sm90/chain.cuh"
 #include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/dbias_sums.cuh"
@@ -121,6 +122,12 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
     __syncwarp();
 }
 
+/* Whether all rows of a tile are kept. */
+FA_DEVICE bool keeps_all(const kept_rows *kept, int rows)
+{
+    return kept->from <= 0 && kept->to >= rows && !has_blind(kept);
+}
+
 /* The same for keys or values. Rows count from key `first` of the work tile. */
 FA_DEVICE kept_rows keep_keys(const block_work *w, int first)
 {
@@ -219,6 +226,34 @@ FA_DEVICE void prefetch_maps(const fa_backward_sm90_params *s)
     ptx_tma_prefetch(&s->dout);
 }
 
+#if CHAINED
+
+/* A block loads its first tile together with its keys, if all of the tile's rows are kept. */
+FA_DEVICE bool loads_early(const block_work *w)
+{
+    const int first = (w->to - 1) * QUERIES;
+    const kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
+    return keeps_all(&kept, QUERIES);
+}
+
+FA_DEVICE void issue_first_queries(const pipeline *pipe, const fa_backward_sm90_params *s,
+                                   const block_work *own, bool of_dout)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &own->sequence;
+    const int head = (int)t->head, number = (int)t->block_q, row = (own->to - 1) * QUERIES;
+    if (!loads_early(own)) return;
+    if (of_dout) {
+        const tile_source dout = source_of(&s->dout, &s->dout_step, head, number, VALUE_BLOCKS);
+        issue_tile(&dout, pipe->buffers + DOUT_AT, QUERIES, row, &state->dout_full[0]);
+    } else {
+        const tile_source q = source_of(&s->q, &s->q_step, head, number, BLOCKS);
+        issue_tile(&q, pipe->buffers + Q_AT, QUERIES, row, &state->q_full[0]);
+    }
+}
+
+#endif
+
 /* Issues the loads of the block's keys and values. Executed by the thread that has initialized the
  * barriers. */
 FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s,
@@ -237,8 +272,16 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
     issue_tile(&k, pipe->buffers, BLOCK_KEYS, row, &state->k_loaded);
 #else
     ptx_fence_proxy_async(); /* of the barriers */
+    /* Otherwise `prepare` has waited, and keys are no results of it. */
+    if (CHAINED && s->prepares) ptx_wait_for_grids();
     issue_tile(&k, pipe->buffers, BLOCK_KEYS, row, &state->k_loaded);
+#if CHAINED
+    issue_first_queries(pipe, s, own, false);
+#endif
     issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS, row, &state->v_loaded);
+#if CHAINED
+    issue_first_queries(pipe, s, own, true);
+#endif
 #endif
 }
 
@@ -252,9 +295,13 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
 {
     const int warp = (int)threadIdx.x / 32;
     block_work own, *w = &pipe->state->works[0];
-    if (warp == 0) init_barriers(pipe->state);
+    if (warp == 0 && !CHAINED) init_barriers(pipe->state);
     if (warp == 3) prefetch_maps(s);
     const bool any = find_keys(p, s, block, &own);
+#if CHAINED
+    if (warp == 0 && any) find_queries(p, s, &own);
+    if (warp == 0 && any) find_seen_rows(p, s, &own);
+#endif
     if (warp == 0 && any) issue_keys(pipe, s, &own);
     if (warp == 1 && any) describe_work(p, s, &own, w);
     if (warp == 1 && !any) describe_nothing(&own, w);
@@ -332,13 +379,22 @@ FA_DEVICE void count_additions(const pipeline *pipe, const fa_backward_sm90_para
 
 /* The log-sum-exp and delta of a tile's queries. */
 FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_params *s,
-                                const tile_cursor *at, int stage, uint64_t *full)
+                                const tile_cursor *at, int slot, uint64_t *full)
 {
+#if CHAINED
+    if (s->prepares && at->count == ROW_SLOTS) wait_for_rows();
+#endif
     if (threadIdx.x % 32 != 0) return;
+#if CHAINED
+    if (s->prepares && at->count < ROW_SLOTS) { /* others send them */
+        ptx_mbarrier_arrive(full);
+        return;
+    }
+#endif
     /* A copy reads what other blocks have stored (wait_until_prepared in joined.cuh). */
     if (JOINED && at->count == 0) ptx_fence_proxy_async_global();
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
-    ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
+    ptx_bulk_load(pipe->buffers + ROWS_AT + slot * ROW_BYTES,
                   (const char *)s->rows + number_of(s, work_of(pipe), at) * ROW_BYTES, full,
                   ROW_BYTES);
 }
@@ -354,7 +410,10 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
     const int stage = stage_of(at->count), head = (int)t->head + at->head;
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
     ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
-    if (ROWS_WITH_Q) load_row_numbers(pipe, s, at, stage, &state->q_full[stage]);
+    if (ROWS_WITH_Q) load_row_numbers(pipe, s, at, slot_of(at->count), &state->q_full[stage]);
+#if CHAINED
+    if (at->count == 0 && loads_early(work_of(pipe))) return;
+#endif
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept);
 }
@@ -368,9 +427,12 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
-    if (!ROWS_WITH_Q) load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
-    load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
-              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
+    if (!ROWS_WITH_Q) load_row_numbers(pipe, s, at, slot_of(at->count), &state->dout_full[stage]);
+#if CHAINED
+    if (at->count > 0 || !loads_early(work_of(pipe)))
+#endif
+        load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
+                  (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
 /* Says that most of the block's work tile `number` has been loaded: it may take the next one. */
@@ -837,9 +899,10 @@ FA_DEVICE int number_of_work(const pipeline *pipe)
 
 #endif
 
-#if SINGLE_TILES
+#if WHOLE_DQ
 
-/* A store warp where dQ is whole: stores a tile's dQ, which the consumer shares one tile later. */
+/* A store warp where dQ is whole: stores a tile's dQ, which the consumer shares one tile later. In a
+ * chain it stores what is not passed on, and tells the block before that there is room again. */
 FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
                               const fa_backward_sm90_params *s, int consumer)
 {
@@ -853,7 +916,7 @@ FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
         advance(&next, w->from, w->to);
         const int use = next.count;
         ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
-        if (p->dq.data)
+        if (p->dq.data && !is_passed(w, use))
             ptx_tma_store_4d(&s->dq, dq_at(pipe, consumer, use),
                              DQ_TRANSPOSED ? 0 : consumer * DQ_COLUMNS,
                              DQ_TRANSPOSED ? row + consumer * WHOLE_DQ_ROWS : row, head,
@@ -861,6 +924,9 @@ FA_DEVICE void store_whole_dq(const pipeline *pipe, const fa_backward_params *p,
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, use));
+#if CHAINED
+        give_room(state, w, consumer, use);
+#endif
     }
 }
 
@@ -881,7 +947,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
 #endif
 #if ORDERED
     store_in_turn(pipe, p, s, warp);
-#elif SINGLE_TILES
+#elif WHOLE_DQ
     store_whole_dq(pipe, p, s, warp);
 #else
     tile_cursor next = first_tile(w);

@@ -24,9 +24,9 @@ FA_DEVICE float subtract_delta(float dp, float delta)
 
 /* Where the lane's part of a tile's rows begins: the log-sum-exp of 4 of each 16 queries. Delta is
  * DELTA_AT bytes later. */
-FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
+FA_DEVICE uint32_t row_address(const pipeline *pipe, int slot)
 {
-    return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
+    return ptx_shared_address(pipe->buffers + ROWS_AT + slot * ROW_BYTES) +
            (uint32_t)threadIdx.x % 4 * 16;
 }
 

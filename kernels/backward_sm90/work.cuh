@@ -23,6 +23,9 @@
 #ifndef SINGLE_TILES
 #define SINGLE_TILES 0
 #endif
+#ifndef CHAINED
+#define CHAINED 0
+#endif
 
 typedef struct block_work {
     fa_key_tile keys;
@@ -44,6 +47,9 @@ typedef struct block_work {
 #if SINGLE_TILES
     int32_t part; /* of the queries */
 #endif
+#if CHAINED
+    int32_t passed; /* tiles that the next block's keys are seen by, too: the first ones */
+#endif
     int64_t number;   /* of the sequence's tile 0 and the first head, in the workspace */
     int32_t num_keys; /* keys of the sequence from the block's first one on; at most KEYS */
     /* Key j of the block is seen by the queries [first_query + j, end_query + j). */
@@ -60,6 +66,12 @@ typedef struct block_work {
      * some query sees, counted from the block's first key; queries that see some key. */
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
 } block_work;
+
+/* Whether all sequences have the same lengths. A chain has no others. */
+FA_DEVICE bool is_uniform(const fa_backward_sm90_params *s)
+{
+    return CHAINED || s->uniform.applies;
+}
 
 FA_DEVICE int divide_up(int x) { return (x + QUERIES - 1) >> 6; }
 
@@ -83,7 +95,7 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, const fa_backward_sm
 {
     const fa_uniform_lengths *u = &s->uniform;
     const fa_tile *t = &w->sequence;
-    if (u->applies) {
+    if (is_uniform(s)) {
         const int key = (int)w->keys.first;
         w->clear_before_key = u->keys_from - key;
         w->clear_from_key = u->keys_to == p->rows_k ? UNBOUNDED : u->keys_to - key;
@@ -112,10 +124,13 @@ FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
     if (first >= end) return;
-    if (u->applies) {
+    if (is_uniform(s)) {
         w->from = fa_uniform_first_query(u, (int)first) / QUERIES;
         w->to = divide_up(fa_uniform_end_query(u, (int)end));
         w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
+#if CHAINED
+        w->passed = end < t->n_k ? w->to - fa_uniform_first_query(u, (int)end) / QUERIES : 0;
+#endif
         return;
     }
     w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
@@ -136,7 +151,7 @@ FA_DEVICE void find_masks(const fa_attention_params *p, const fa_backward_sm90_p
     w->tiles_behind = ((int32_t)t->n_k + KEYS - 1) / KEYS - 1 - w->key_tile;
 #endif
     const fa_uniform_lengths *u = &s->uniform;
-    if (u->applies) {
+    if (is_uniform(s)) {
         w->first_query = u->has_first ? (int)first + u->first_query : -UNBOUNDED;
         w->end_query = u->has_end ? (int)first + u->end_query : UNBOUNDED;
         w->edge = u->has_end ? max(0, w->end_query + KEYS - 2) : INT32_MAX;
@@ -154,7 +169,7 @@ FA_DEVICE void find_masks(const fa_attention_params *p, const fa_backward_sm90_p
 /* The number of tile 0 of a sequence and head in the workspace. */
 FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *t, int64_t q_tiles)
 {
-    if (p->cu_seqlens_q)
+    if (!CHAINED && p->cu_seqlens_q)
         return t->head * q_tiles + FA_PACKED_FIRST_TILE(t->start_q, QUERIES, t->batch + 1);
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
@@ -246,25 +261,25 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
 #else
     const int64_t own = find_task(p, s, block);
 #endif
-    const int64_t task = fa_find_split(p, own, s->splits, &split);
+    const int64_t task = fa_find_split(p, own, CHAINED ? 1 : s->splits, &split);
     const int32_t group = s->divisors.group;
 #if SINGLE_TILES
     const int splits = s->splits / s->query_parts, part = split % s->query_parts;
     const int of_heads = split / s->query_parts;
     w->part = part;
 #else
-    const int splits = s->splits, of_heads = split;
+    const int splits = CHAINED ? 1 : s->splits, of_heads = split;
 #endif
     w->heads = splits == 1 ? group : group / splits;
 #if JOINED
     w->unit = (int32_t)fa_divide_by(own, s->divisors.tiles);
 #endif
     w->key_sums = NULL;
-    if (s->key_sums)
+    if (!CHAINED && s->key_sums)
         w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
                                         FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = 0;
-    if (s->uniform.applies) {
+    if (is_uniform(s)) {
         fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, of_heads * w->heads,
                              &w->keys, &w->sequence);
         return w->keys.count > 0;
@@ -317,6 +332,9 @@ FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm9
     w->from = own->from;
     w->to = own->to;
     w->tiles = own->tiles;
+#if CHAINED
+    w->passed = own->passed;
+#endif
 #if ORDERED
     w->ascends = own->ascends;
 #endif

@@ -184,7 +184,25 @@ FA_DEVICE int ptx_named_barrier_or(int id, int threads, int predicate)
 
 /* ---- Clusters -------------------------------------------------------------------------------- */
 
-/* Waits for all threads of all blocks of the cluster. */
+/* Arrives at the cluster's barrier, where threads wait for all threads of all its blocks. */
+FA_DEVICE void ptx_cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+/* The same, but only barriers that the thread has initialized, and fenced, are visible behind the wait. */
+FA_DEVICE void ptx_cluster_arrive_relaxed(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+
+/* A whole warp arrives, and waits, once for each phase. */
+FA_DEVICE void ptx_cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+/* Both. */
 FA_DEVICE void ptx_cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release;\n"

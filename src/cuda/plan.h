@@ -82,6 +82,7 @@ typedef struct fa_cuda_backward_sm90_launch {
     size_t key_sums_offset;
     bool whole_dq;   /* blocks store dQ; its map is in the place of that of dbias */
     int query_parts; /* as in fa_backward_sm90_params */
+    bool prepares;   /* the same */
     struct {
         size_t offset; /* of the counters, behind which dS is left; in the workspace */
         int32_t units, room, blocks,

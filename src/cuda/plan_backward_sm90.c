@@ -121,6 +121,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->sum_tiles = x->sum_tiles;
     params->prepared_tiles = x->whole_dq ? 0 : ahead ? x->groups_ahead * x->group_tiles : INT32_MAX;
     params->query_parts = x->query_parts;
+    params->prepares = x->prepares;
     params->heads_ascending = x->heads_ascending;
     params->ascending_together = x->ascending_together;
     params->counts_pairs = x->counts_pairs;
@@ -257,8 +258,9 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
         {&fa_cuda_backward_sm90_persistent, FA_FIRST_backward_sm90_persistent,
          FA_END_backward_sm90_persistent},
         {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined, FA_END_backward_sm90_joined},
-        {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single,
-         FA_END_backward_sm90_single}};
+        {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single, FA_END_backward_sm90_single},
+        {&fa_cuda_backward_sm90_chained, FA_FIRST_backward_sm90_chained,
+         FA_END_backward_sm90_chained}};
     int of = 0;
     while (rows[of].family != family) of++;
     const int options = find_options(p);
@@ -287,6 +289,9 @@ static int find_value_columns(const fa_variant *v)
     return v->value_dim ? v->value_dim : find_columns(v);
 }
 
+/* Whether its blocks store dQ, which is whole. */
+static bool stores_dq(const fa_variant *v) { return v->single_tiles || v->chained; }
+
 /* Blocks that share a work tile's keys in equal parts. */
 static int count_blocks(const fa_variant *v) { return v->cluster > 1 ? v->cluster : 1; }
 
@@ -306,11 +311,13 @@ static int find_threads(const fa_variant *v)
 
 static int find_smem(const fa_variant *v)
 {
-    return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim,
-                                                   v->q_stages, v->stages, v->cluster)
-                      : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim,
-                                              v->value_dim ? v->value_dim : v->head_dim, v->stages,
-                                              v->options, v->dq_buffers, v->persistent);
+    return is_wide(v)
+               ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim, v->q_stages,
+                                            v->stages, v->cluster)
+               : FA_BACKWARD_SM90_SMEM(
+                     v->element, v->head_dim, v->value_dim ? v->value_dim : v->head_dim, v->stages,
+                     FA_BACKWARD_SM90_ROW_SLOTS(v->head_dim, v->stages, v->chained), v->options,
+                     v->dq_buffers, v->persistent || v->chained);
 }
 
 /* Whether there is a tile of a bias in its shared memory. */
@@ -554,7 +561,7 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
                              const fa_cuda_device *device, const fa_cuda_backward_sm90_launch *own)
 {
     const fa_variant *v = &fa_variants[main->variant];
-    return fa_cuda_shrinks(p) && !is_wide(v) && !v->joined && !v->single_tiles &&
+    return fa_cuda_shrinks(p) && !is_wide(v) && !v->joined && !stores_dq(v) &&
            p->heads_q == p->heads_kv * own->splits && main->tiles <= (v->persistent ? 4 : 8) &&
            main->tasks > device->multiprocessors;
 }
@@ -575,7 +582,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
                        fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
 {
     const fa_variant *v = &fa_variants[main->variant];
-    own->ordered = is_ordered(p) || v->ordered;
+    own->ordered = !v->chained && (is_ordered(p) || v->ordered); /* a chain has one by itself */
     own->heads_in_order = !p->cu_seqlens_q == !p->cu_seqlens_k;
     own->first_stored = own->ordered ? v->ordered : runs_first_ahead(p, main, device, own);
     own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
@@ -586,6 +593,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together = own->ordered ? count_heads_together(p, main, device)
                                        : count_heads_in_turn(p, main, device, own->first_stored);
+    if (v->chained) own->heads_together = 1; /* the blocks of a head are a cluster */
     if (own->heads_ascending > 0)
         own->heads_together = main->tasks / main->tiles - own->heads_ascending; /* the others */
     if (own->ordered || own->first_stored)
@@ -662,6 +670,17 @@ static int count_query_parts(const fa_problem *p, int64_t tasks, const fa_cuda_d
     return (int)clamp(device->multiprocessors / tasks, 1, tiles / each);
 }
 
+/* The blocks of a head are a cluster. If all of them run at once, they also do what `prepare` does, unless a later launch needs
+ * delta. */
+static void plan_chain(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
+                       fa_cuda_plan_launch *prepare, fa_cuda_plan_launch *main,
+                       fa_cuda_backward_sm90_launch *own)
+{
+    own->prepares = v->chained && main->tasks <= device->multiprocessors && !p->dsinks;
+    if (v->chained) main->cluster = (uint32_t)main->tiles;
+    prepare->idle = prepare->idle || own->prepares;
+}
+
 /* Sums of splits are behind the workspace so far. */
 static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                         fa_cuda_plan_launch *main, fa_cuda_plan *plan,
@@ -700,7 +719,7 @@ static bool plan_whole_dq(const fa_problem *p, const fa_variant *v,
 {
     static const char *const names[] = {"gradients.dq"};
     const int rows = v->dq_transposed ? FA_BACKWARD_SM90_QUERIES / 2 : FA_BACKWARD_SM90_QUERIES;
-    own->whole_dq = v->single_tiles;
+    own->whole_dq = stores_dq(v);
     if (!own->whole_dq) return true;
     fa_cuda_map_view(&own->maps[5], &p->dq, p->d, p->rows_q, p->heads_q, p->blocks_q, rows);
     return !p->dq.data || fa_cuda_maps_fit(&own->maps[5], names, 1, why, size);
@@ -738,7 +757,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, find_threads(v), find_smem(v), queue_sm90, device, plan, why, size);
     if (!prepare || !main) return false;
-    if (!v->joined && !v->single_tiles) {
+    if (!v->joined && !stores_dq(v)) {
         fa_cuda_plan_launch *const finish =
             fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_finish_sm90), threads, 0,
                              queue_sm90, device, plan, why, size);
@@ -756,8 +775,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     own.sums_transposed = v->dq_transposed;
     own.delta_offset = 0;
     own.rows_offset =
-        v->single_tiles ? 0
-                        : (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
+        stores_dq(v) ? 0 : (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     plan_splits(p, v, device, main, plan, &own);
@@ -774,6 +792,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     main->grid = fa_cuda_grid(v->persistent && main->tasks > device->multiprocessors
                                   ? device->multiprocessors
                                   : main->tasks * count_blocks(v));
+    plan_chain(p, v, device, prepare, main, &own);
     if (!plan_joined(p, v, device, prepare, main, plan, &own, why, size)) return false;
     plan_shared_bias(p, &own);
     if (!add_finish_keys(&x, v, main, own.splits)) return false;
@@ -790,7 +809,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
      * they let it start. It also reads lengths, through the first-level cache, which may have older copies if
      * prepare overlaps the launch that wrote them. */
     prepare->overlaps = !v->joined && !fa_cuda_has_own_lengths(p);
-    main->overlaps = !is_wide(v) && !prepare->idle;
+    main->overlaps = !is_wide(v) && (!prepare->idle || own.prepares);
     if (!fa_cuda_add_dbias_round(&x, dbias, sums_offset)) return false;
     if (v->joined) return fa_cuda_add_dbias_dsinks(&x, dbias, NULL);
     size_t *const delta_offset = &prepare->backward_sm90.delta_offset;
@@ -959,6 +978,72 @@ const fa_cuda_family fa_cuda_backward_sm90_single = {
     .does_few = true,
     .slower = is_not_single,
     .plan = plan_single,
+};
+
+/* Whether a head's key tiles are the blocks of a cluster, and each one's query tiles are the last ones of those of the one before,
+ * which all see the first one. As above for the rest. */
+static bool is_chain(const fa_problem *p)
+{
+    const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
+    const int64_t queries = FA_BACKWARD_SM90_QUERIES,
+                  tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
+    return u.applies && u.n_k == p->rows_k && p->d % 8 == 0 && p->heads_q == p->heads_kv &&
+           tiles > 1 && tiles <= FA_BACKWARD_SM90_CHAIN && p->window_left < 0 &&
+           (p->causal || p->window_right < 0) && u.keys_to == p->rows_k &&
+           u.queries_from < queries &&
+           fa_cuda_count_tiles(u.queries_to, queries) == fa_cuda_count_tiles(p->rows_q, queries);
+}
+
+static bool refuse_invariance(const fa_problem *p, char *why, size_t size)
+{
+    if (!p->batch_invariant) return false;
+    fa_cuda_say(why, size, "options.flags ask for the same bits in any batch");
+    return true;
+}
+
+/* Chains that run at once. A cluster stays within a group of 16 to 18 multiprocessors, and not all groups are whole (H200: 38 of
+ * three blocks ran at once, 30 of four, 22 of five, 14 of six and of eight; 40, 31, 18 of six and 16 of seven did not). */
+static int64_t count_chains_at_once(const fa_cuda_device *device, int64_t tiles)
+{
+    return device->multiprocessors / 18 * (16 / tiles);
+}
+
+/* Rate over that of the other families (H200): two key tiles, from one round of blocks to 15, 1.05 to 1.5. More in one round: causal,
+ * head dim 64, 5, 6 and 8 key tiles 1.23, 1.16, 1.07, 128, 3, 4, 5 and 7 1.09 to 1.2, 1.06 to 1.2, 1.13, 0.94; full, head dim 64, 3
+ * and 4 1.28, 1.16, 128, 3, 5 and 8 1.07 to 1.2, 0.93, 0.77. In more rounds 3 and 4 0.97 to 1.03. A tile takes longer here, so with many
+ * query tiles nothing is won. That needs no words. */
+static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    (void)why, (void)size;
+    const bool narrow = p->d <= 64 && p->d_v <= 64;
+    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS),
+                  most = p->causal ? (narrow ? 8 : 5) : (narrow ? 4 : 3);
+    if (!is_chain(p) || tiles > most || (!p->causal && p->rows_q > 512)) return true;
+    return tiles > 2 && p->heads_kv * p->batch > count_chains_at_once(device, tiles);
+}
+
+static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                         char *why, size_t size)
+{
+    if (!is_chain(p)) {
+        fa_cuda_say(
+            why, size,
+            "heads share keys, or have one key tile or more than %d, or lengths of their own, or a "
+            "window, or queries see no key, or the head dim is not a multiple of 8",
+            FA_BACKWARD_SM90_CHAIN);
+        return false;
+    }
+    return !refuse_invariance(p, why, size) && !refuse_score_options(p, why, size) &&
+           !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
+}
+
+const fa_cuda_family fa_cuda_backward_sm90_chained = {
+    .name = "sm90_chained",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = is_slow_chain,
+    .plan = plan_chained,
 };
 
 /* Whether each head has one key tile, and few query tiles. */

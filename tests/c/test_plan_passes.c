@@ -67,7 +67,10 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
 static fa_cuda_plan plan_apart(const fa_problem *p)
 {
     const fa_cuda_plan plan = plan_of(p, &devices[H200]);
-    return plan.family == &fa_cuda_backward_sm90_joined
+    if (plan.family == &fa_cuda_backward_sm90_chained && p->d <= 64)
+        return plan_by(&fa_cuda_backward_sm90_persistent, p, &devices[H200]);
+    return plan.family == &fa_cuda_backward_sm90_joined ||
+                   plan.family == &fa_cuda_backward_sm90_chained
                ? plan_by(&fa_cuda_backward_sm90, p, &devices[H200])
                : plan;
 }
@@ -802,7 +805,7 @@ static void test_short_and_full(void)
         {32, 32, 512, 64, true, false},    {8, 32, 512, 64, false, false},
         {32, 32, 256, 64, false, false},   {32, 32, 1024, 64, false, false},
         {32, 32, 512, 64, false, true},    {32, 16, 512, 128, true, false},
-        {64, 16, 200, 128, true, false},   {4, 16, 512, 128, false, false},
+        {64, 16, 300, 128, true, false},   {4, 16, 512, 128, false, false},
         {16, 16, 1000, 128, false, false}, {128, 16, 128, 128, false, false},
         {32, 16, 512, 96, false, false},   {32, 16, 512, 128, false, true},
     };
@@ -1366,7 +1369,7 @@ static void test_persistent(void)
         const char *why;
     } refused[] = {{true, 0, 128, "one order"}, {false, 30, 128, "option"}, {false, 0, 192, "192"}};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        p = make_half_backward(1, 2, 256);
+        p = make_half_backward(1, 2, 1100);
         p.deterministic = refused[i].deterministic;
         p.softcap = (float)refused[i].softcap;
         p.d = p.d_v = refused[i].d;
@@ -1410,6 +1413,69 @@ static void test_single(void)
               plan.launches[1].backward_sm90.query_parts == 4 &&
               plan.launches[1].tasks == 2 * 16 * 4,
           "%d parts", plan.launches[1].backward_sm90.query_parts);
+}
+
+/* Heads of a few key tiles: one launch, whose blocks are clusters, if all of them run at once; with two key tiles another one in
+ * front of it if not. */
+static void test_chained(void)
+{
+    static const struct {
+        int64_t batch, heads, n_q, n_k, d;
+        bool causal, chained, prepares;
+        int cluster;
+    } cases[] = {{11, 2, 227, 227, 64, true, true, true, 2},
+                 {12, 2, 211, 211, 128, false, true, true, 2},
+                 {14, 2, 384, 384, 128, true, true, true, 3},
+                 {41, 24, 216, 216, 128, false, true, false, 2},
+                 {1, 28, 512, 512, 64, false, true, true, 4},
+                 {1, 29, 512, 512, 64, false, false, false, 0},
+                 {1, 14, 1024, 1024, 64, true, true, true, 8},
+                 {1, 15, 1024, 1024, 64, true, false, false, 0},
+                 {1, 2, 1025, 1025, 64, true, false, false, 0},
+                 {1, 2, 640, 640, 64, false, false, false, 0},
+                 {1, 2, 640, 640, 128, true, true, true, 5},
+                 {1, 2, 768, 768, 128, true, false, false, 0},
+                 {1, 2, 512, 512, 128, false, false, false, 0},
+                 {40, 16, 384, 384, 128, true, false, false, 0},
+                 {11, 2, 512, 256, 64, false, true, true, 2},
+                 {11, 2, 513, 256, 64, false, false, false, 0},
+                 {11, 2, 200, 256, 64, true, true, true, 2},
+                 {11, 2, 321, 256, 64, true, false, false, 0}};
+    const fa_cuda_device *device = &devices[H200];
+    const fa_cuda_family *family = &fa_cuda_backward_sm90_chained;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n_q);
+        p.n_k = p.rows_k = cases[i].n_k;
+        p.d = p.d_v = cases[i].d;
+        p.causal = cases[i].causal;
+        const fa_cuda_plan plan = plan_of(&p, device);
+        const fa_cuda_plan_launch *prepare = &plan.launches[0], *l = &plan.launches[1];
+        CHECK((plan.family == family) == cases[i].chained, "case %zu: %s", i, plan.passed_over);
+        if (!cases[i].chained || plan.family != family) continue;
+        CHECK(plan.count == 2 && prepare->idle == cases[i].prepares &&
+                  l->backward_sm90.prepares == cases[i].prepares && l->overlaps &&
+                  l->backward_sm90.whole_dq && l->backward_sm90.rows_offset == 0,
+              "case %zu: %d launches", i, plan.count);
+        CHECK(l->cluster == (uint32_t)cases[i].cluster && l->tiles == cases[i].cluster &&
+                  l->grid == l->tasks && l->backward_sm90.heads_together == 1,
+              "case %zu: clusters of %u", i, l->cluster);
+        CHECK((int)l->smem_bytes + fa_cuda_static_smem(&fa_variants[l->variant]) <=
+                  device->smem_per_block,
+              "case %zu: shared memory", i);
+    }
+    fa_problem p = make_half_backward(11, 2, 227);
+    p.heads_kv = 1;
+    CHECK(plan_of(&p, device).family != family, "heads that share keys");
+    p.heads_kv = 2, p.window_left = 100;
+    CHECK(plan_of(&p, device).family != family, "a window");
+    p.window_left = -1, p.deterministic = true;
+    CHECK(plan_of(&p, device).family == family, "sums have one order");
+    p.batch_invariant = true;
+    CHECK(plan_of(&p, device).family != family, "other bits than with more heads");
+    p.deterministic = p.batch_invariant = false, p.d = 100;
+    CHECK(plan_of(&p, device).family != family, "TMA would store behind a row of dq");
+    p.d = 128, p.alibi_slopes = (const float *)somewhere.data;
+    CHECK(plan_of(&p, device).family != family, "an option");
 }
 
 /* Joined launches: one, after a launch that clears two counters for each unit. */
@@ -1493,6 +1559,7 @@ int main(void)
 {
     test_persistent();
     test_single();
+    test_chained();
     test_joined();
     test_head_dims();
     test_variants();

@@ -107,6 +107,8 @@ typedef struct fiber {
     place resume;
     cuda_wait wait;                    /* UNIT */
     unsigned arrivals[NAMED_BARRIERS]; /* phases of named barriers that it has arrived in */
+    unsigned cluster_arrivals; /* the same of the cluster's barrier; whether it must wait there */
+    bool waits_for_cluster;
 } fiber;
 
 typedef struct named_barrier {
@@ -253,7 +255,30 @@ int __syncthreads_or(int predicate)
     return *votes;
 }
 
-void cuda_cluster_barrier(void) { meet(CLUSTER, machine.cluster_phase[cluster_here()]); }
+void cuda_cluster_arrive(void)
+{
+    fiber *f = &here()->fibers[cuda_thread.x];
+    const unsigned phase = machine.cluster_phase[cluster_here()];
+    if (f->waits_for_cluster) cuda_die("arrives at the cluster's barrier twice");
+    f->cluster_arrivals = phase + 1;
+    f->waits_for_cluster = true;
+    cuda_be_late();
+}
+
+void cuda_cluster_wait(void)
+{
+    fiber *f = &here()->fibers[cuda_thread.x];
+    if (!f->waits_for_cluster) cuda_die("waits at the cluster's barrier, and has not arrived");
+    f->waits_for_cluster = false;
+    if (f->cluster_arrivals == machine.cluster_phase[cluster_here()] + 1)
+        meet(CLUSTER, f->cluster_arrivals - 1);
+}
+
+void cuda_cluster_barrier(void)
+{
+    cuda_cluster_arrive();
+    cuda_cluster_wait();
+}
 
 static void arrive(int number, int threads)
 {
@@ -705,15 +730,19 @@ static bool for_blocks(bool (*go_on)(void))
     return any;
 }
 
-static bool is_anywhere_but_at(meeting at, unsigned *there)
+/* Whether a thread of the block has neither arrived nor ended. there: counts those that have
+ * arrived and not ended. */
+static bool is_missing_at_cluster(unsigned *there)
 {
-    bool other = false;
+    const unsigned arrived = machine.cluster_phase[cluster_here()] + 1;
+    bool missing = false;
     for (unsigned n = 0; n < machine.run->threads; n++) {
-        const meeting m = here()->fibers[n].at;
-        other = other || (m != at && m != ENDED);
-        *there += m == at;
+        const fiber *f = &here()->fibers[n];
+        if (f->at == ENDED) continue;
+        missing = missing || f->cluster_arrivals != arrived;
+        *there += f->cluster_arrivals == arrived;
     }
-    return other;
+    return missing;
 }
 
 /* Whether all threads of a cluster that have not ended have arrived at its barrier; then they
@@ -723,7 +752,7 @@ static bool end_phase_of_cluster(unsigned first)
     unsigned there = 0;
     for (unsigned rank = 0; rank < cuda_cluster_size(machine.run); rank++) {
         cuda_enter_block(first + rank);
-        if (is_anywhere_but_at(CLUSTER, &there)) return false;
+        if (is_missing_at_cluster(&there)) return false;
     }
     if (there) machine.cluster_phase[cluster_here()]++;
     return there;
@@ -806,6 +835,8 @@ static void start_fiber(unsigned thread)
     f->at = NOWHERE;
     f->copies = f->copy_groups = 0;
     memset(f->arrivals, 0, sizeof f->arrivals);
+    f->cluster_arrivals = 0;
+    f->waits_for_cluster = false;
 }
 
 static void start_block(unsigned number)

@@ -142,6 +142,9 @@ int cuda_named_barrier_or(int number, int threads, int predicate);
 
 /* All threads of the cluster that have not ended synchronize. */
 void cuda_cluster_barrier(void);
+/* Its two halves. A thread need not wait. */
+void cuda_cluster_arrive(void);
+void cuda_cluster_wait(void);
 
 /* Passes this many bytes to the warp; returns what its lanes pass, one each cuda_shown_pitch()
  * bytes, valid until the exchange after the next. */
@@ -195,7 +198,7 @@ typedef struct cuda_run cuda_run;
 
 /* Blocks that run side by side, most of them in one cluster: the number of blocks in a cluster, the
  * running one, and another one. */
-enum { CUDA_MOST_CLUSTER = 2, CUDA_MOST_TOGETHER = 4 };
+enum { CUDA_MOST_CLUSTER = 4, CUDA_MOST_TOGETHER = 8 };
 /* The place of the running block among them; those of a cluster are consecutive. */
 extern unsigned cuda_place;
 unsigned cuda_cluster_size(const cuda_run *run);

@@ -70,6 +70,14 @@ static const int64_t with_empty_items[] = {2271};
 /* Blocks that share the queries of a head with one key tile. */
 static const int64_t with_query_parts[] = {22072, 23176, 25384, 29802, 36352};
 
+/* Chains of two to four blocks, which do what `prepare` does or not: with rows that go through the
+ * workspace, and rows of out that are not aligned. */
+static const int64_t with_chains[] = {
+    50181, 50369, 50373, 50457, 50493, 51077, 51349,  51728,  52061,  52173, 52237,
+    52273, 52672, 53181, 53305, 54413, 54984, 55245,  55329,  56125,  56301, 58312,
+    60365, 61258, 61592, 62113, 62237, 63018, 63077,  66058,  68257,  68961, 71778,
+    75658, 76097, 79853, 90657, 93989, 94629, 101864, 103520, 106040, 108801};
+
 enum {
     PROBLEMS = 160,
     WIDE = 129,
@@ -154,6 +162,7 @@ typedef struct machine {
     bool otherwise;     /* the second one */
     bool ordered;       /* sums of dq have one order */
     bool leaves_ds;     /* dbias has one order, too */
+    bool chained;       /* sums of dq have one order without waits in global memory */
     bool compared;      /* this run's result is compared; later calls are batch items alone */
     char *first;        /* all buffers after the first run */
     ref_buffers memory; /* what kernels may access */
@@ -201,6 +210,12 @@ static bool waits_for_first_shares(const fa_cuda_plan_launch *l)
     return adds_to_first_shares(l) && takes_by_number(l);
 }
 
+/* Whether blocks do what `prepare` does. */
+static bool prepares(const fa_cuda_plan_launch *l)
+{
+    return is_main(l) && l->backward_sm90.prepares;
+}
+
 /* All orders and delays; a slow warp, often one of the three that load or store. */
 static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
 {
@@ -219,7 +234,9 @@ static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
     /* With two buffers of dS a consumer's warps rely on each other's products. */
     run->warps_multiply = bits >> 43 & 1 && FA_BACKWARD_SM90_DS_BUFFERS(v->head_dim, v->stages) > 2;
     if (in_order || v->persistent)
-        run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
+        run->together = run->cluster > 2 ? 1
+                        : run->cluster   ? 2
+                                         : 2 + (unsigned)(bits >> 45 & 3) % 3;
     run->first_block_slow = /* in a cluster, the other block waits for it */
         !run->cluster && in_order && !m->ordered && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
@@ -254,10 +271,12 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes,
                     .static_bytes =
-                        fa_variants[l->variant].persistent ? 1024 - FA_BACKWARD_SM90_PADDING(1) : 0,
+                        fa_variants[l->variant].persistent || fa_variants[l->variant].chained
+                            ? 1024 - FA_BACKWARD_SM90_PADDING(1)
+                            : 0,
                     .overlaps = l->overlaps,
-                    .begins_early = l->smem_bytes > 0, /* loads of keys */
-                    .lets_late = l->smem_bytes == 0,   /* for the sake of such loads */
+                    .begins_early = l->smem_bytes > 0 && !prepares(l), /* loads of keys */
+                    .lets_late = l->smem_bytes == 0 || prepares(l), /* for the sake of such loads */
                     .units = &hopper_units};
     if (!run.kernel) abort();
     vary(&run, m, l);
@@ -312,7 +331,8 @@ static fa_status run_in_workspace(machine *m, fa_problem *p, const fa_cuda_plan 
 /* Whether blocks add to it. */
 static bool is_sum(const machine *m, const char *name)
 {
-    return strcmp(name, "dq") == 0 || (strcmp(name, "dbias") == 0 && !m->leaves_ds);
+    return (strcmp(name, "dq") == 0 && !m->chained) ||
+           (strcmp(name, "dbias") == 0 && !m->leaves_ds);
 }
 
 /* The first run's outputs are kept, and the second's are compared with them. */
@@ -478,6 +498,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     /* `summed` is one less than units. */
     if (alone && m->otherwise) leave_little_room(&plan);
     m->leaves_ds = false;
+    m->chained = plan.family == &fa_cuda_backward_sm90_chained;
     for (int i = 0; i < plan.count; i++)
         m->leaves_ds |= is_main(&plan.launches[i]) && plan.launches[i].backward_sm90.left.units > 0;
     m->memory = *call->buffers;
@@ -486,6 +507,17 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     status = run_in_workspace(m, &p, &plan, message, size);
     free(keep_queries(call->buffers, kept));
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
+}
+
+/* Of a chain: the number of its blocks; whether they do what `prepare` does, with rows that go through
+ * the workspace, and row by row. */
+static uint64_t find_chain_options(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const bool left = l->backward_sm90.q_tiles >
+                      FA_BACKWARD_SM90_ROW_SLOTS(fa_variants[l->variant].head_dim, 0, 1);
+    const bool by_rows = (uintptr_t)p->out.data % 16 != 0 || p->out.stride[1] % 8 != 0;
+    const uint64_t blocks = 1u << l->cluster;
+    return prepares(l) ? blocks << 8 | (uint64_t)left << 16 | (uint64_t)by_rows << 17 : blocks;
 }
 
 /* Additional options: how dbias is stored, and whether TMA loads the bias; whether blocks add to first
@@ -498,6 +530,7 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         if (l->idle || !is_main(l)) continue;
         first |= (uint64_t)adds_to_first_shares(l) << 16;
         first |= (uint64_t)(l->backward_sm90.query_parts > 1) << 24;
+        if (fa_variants[l->variant].chained) return find_chain_options(p, l);
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
         const bool by_itself = fa_variants[l->variant].options == FA_SM90_BIAS;
         other |= 1u << ((by_itself ? 17 : above) + l->backward_sm90.dbias_mapped);
@@ -520,6 +553,8 @@ static bool wants(void *context, const random_call *call)
         make_plan(call, &call->gradients, &options, find_family(&options, false), &p, &plan,
                   message, sizeof message);
     if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend gives the reason */
+    for (int i = 0; i < plan.count; i++)
+        if (plan.launches[i].cluster > CUDA_MOST_CLUSTER) return false;
     if (few == &fa_cuda_backward_sm90 &&
         !fa_cuda_backward_sm90_clear_ahead(&plan, 1 + m->number % 2))
         return false;
@@ -617,6 +652,9 @@ static int run_listed(void)
     run_problems(FIRST_SINGLE_PROBLEM, FIRST_SINGLE_PROBLEM + SINGLE_PROBLEMS);
     for (size_t i = 0; i < sizeof with_query_parts / sizeof *with_query_parts; i++)
         run_problems(with_query_parts[i], with_query_parts[i] + 1);
+    few = &fa_cuda_backward_sm90_chained;
+    for (size_t i = 0; i < sizeof with_chains / sizeof *with_chains; i++)
+        run_problems(with_chains[i], with_chains[i] + 1);
     few = NULL;
     return done;
 }
@@ -635,6 +673,7 @@ int main(int argc, char **argv)
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
           : argv[4][0] == 's'     ? &fa_cuda_backward_sm90_single
+          : argv[4][0] == 'C'     ? &fa_cuda_backward_sm90_chained
           : argv[4][0] == 'c'     ? &fa_cuda_backward_sm90
                                   : &fa_cuda_backward_sm90_persistent;
     if (searching) run_listed();

@@ -111,6 +111,27 @@ def test_gradients_of_few_keys(dim, heads, rows, keys):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads, rows", [(7, 227), (2, 384), (2, 512), (2, 1000), (90, 200)])
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_gradients_of_few_key_tiles(dim, heads, rows, causal):
+    """Blocks of a head pass sums of dQ on. With two or three key tiles results repeat."""
+    leaves = [random(3, rows, heads, dim).requires_grad_() for _ in range(3)]
+    dout = random(3, rows, heads, dim)
+    exact = [x.detach().float().requires_grad_() for x in leaves]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in exact), is_causal=causal
+    ).transpose(1, 2)
+    wanted = torch.autograd.grad(expected, exact, dout.float())
+    out = flashattn.attention(*leaves, causal=causal)
+    first = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    for x, y in zip(first, wanted):
+        assert (x.float() - y).norm() < 0.01 * y.norm()
+    for _ in range(20 if rows <= 384 else 0):
+        for x, y in zip(torch.autograd.grad(out, leaves, dout, retain_graph=True), first):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "heads, rows, keys", [((1, 1), 4000, 4000), ((8, 1), 500, 9000), ((2, 2), 130, 2500)]
 )

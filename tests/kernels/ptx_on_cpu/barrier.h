@@ -60,6 +60,9 @@ FA_DEVICE int ptx_named_barrier_or(int id, int threads, int predicate)
     return cuda_named_barrier_or(id, threads, predicate);
 }
 
+FA_DEVICE void ptx_cluster_arrive(void) { cuda_cluster_arrive(); }
+FA_DEVICE void ptx_cluster_arrive_relaxed(void) { cuda_cluster_arrive(); }
+FA_DEVICE void ptx_cluster_wait(void) { cuda_cluster_wait(); }
 FA_DEVICE void ptx_cluster_sync(void) { cuda_cluster_barrier(); }
 
 #endif
