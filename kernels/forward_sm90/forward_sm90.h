@@ -93,7 +93,7 @@ typedef struct fa_sm90_steps {
 #define FA_SM90_COUNTERS 16384
 
 /* The kind of a task: a work tile, or a causal pair of one head: the first and the last, the second and the second
- * to last ... */
+ * to last ... With an odd number of work tiles, the middle ones of two heads are a pair. */
 enum { FA_SM90_WORK_TILES, FA_SM90_CAUSAL_PAIRS };
 
 /* The kernel's second parameter. */
@@ -106,8 +106,9 @@ typedef struct fa_sm90_params {
     fa_sm90_map bias;  /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step;
     int32_t bias_mapped; /* 0: it is read by its strides, or there is none */
-    /* With causal pairs: how many of the last heads are no part of them, but have the balanced schedule. */
-    int32_t balanced_heads;
+    /* With causal pairs: how many of the last heads are no part of them, but have the balanced schedule, or the
+     * alternating one (balance.cuh); at most one of the two is not 0. */
+    int32_t balanced_heads, alternating_heads;
     /* With single work tiles: the counter of the dynamic schedule; below 0: the schedule is static. */
     int32_t counter;
     fa_sm90_split split; /* of forward_sm90_split; other kernels do not read it */

@@ -3,14 +3,14 @@
  * in advance for all others.
  *
  * The schedule is usually static: block b of g takes the tasks b, b + g, b + 2g, ... Under a causal mask a task is a
- * causal pair, and the last heads have a balanced schedule (balance.cuh). For short rows the schedule is dynamic:
- * blocks take tasks from a counter in global memory. Launches on different streams must not share a counter.
+ * causal pair, and the last heads have a balanced or an alternating schedule (balance.cuh). For short rows the schedule
+ * is dynamic: blocks take tasks from a counter in global memory. Launches on different streams must not share a counter.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 #define FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 
 #include "forward_sm90/config.cuh"
-#include "common/causal_schedule.h"
+#include "common/divide.h"
 #include "common/device.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/warp.cuh"
@@ -21,25 +21,34 @@
 #include "forward_sm90/balance.cuh"
 #endif
 
+/* The longer work tile of a causal pair, or the other one. Pairs are numbered head by head; with an odd number of work
+ * tiles, they are those of two heads, and their middle tiles are the last pair. TASK_NONE: the last head has none to
+ * share its middle tile's pair with. */
+FA_DEVICE int64_t find_paired_task(const fa_attention_params *p, int64_t pair, bool other)
+{
+    const int64_t tiles = p->tiles, each = fa_divide(tiles, 2), odd = tiles - 2 * each;
+    const int64_t pairs = odd ? tiles : each, group = fa_divide(pair, pairs),
+                  n = pair - group * pairs;
+    const int64_t second = n >= 2 * each ? other : n >= each;
+    const int64_t half = n >= each ? n - each : n;
+    const int64_t task =
+        (group * (1 + odd) + second) * tiles + (other ? tiles - 1 - half : half);
+    return task < p->tasks ? task : TASK_NONE;
+}
+
 /* The block's i-th task. TASK_NONE: number i has no work tile, but later ones may; TASK_END: there are no more. */
 FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
                             const fa_sm90_params *s, int64_t i)
 {
-    const int64_t blocks = gridDim.x / CLUSTER, block = blockIdx.x / CLUSTER,
-                  pairs = fa_causal_pairs(p->tiles);
+    const int64_t blocks = gridDim.x / CLUSTER, block = blockIdx.x / CLUSTER;
     if (s->task_kind != FA_SM90_CAUSAL_PAIRS) {
         const int64_t task = block + i * blocks;
         return task < s->tasks ? task : TASK_END;
     }
     const int64_t pair = block + i / 2 * blocks;
-    if (pair < s->tasks) {
-        const int64_t head = fa_divide(pair, pairs), half = pair - head * pairs;
-        const int64_t other = p->tiles - 1 - half;
-        if (i % 2 == 1 && other == half) return TASK_NONE;
-        return head * p->tiles + (i % 2 == 0 ? half : other); /* first the longer one */
-    }
+    if (pair < s->tasks) return find_paired_task(p, pair, i % 2 == 1);
 #if BALANCED
-    return find_balanced_task(pipe, p, s, i);
+    return s->balanced_heads ? find_balanced_task(pipe, s, i) : find_alternating_task(p, s, i);
 #else
     (void)pipe;
     return TASK_END;

@@ -8,7 +8,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "../../kernels/common/causal_schedule.h"
 #include "../../kernels/common/flat_rows.h"
 #include "../../kernels/forward_f16x3_sm90/forward_f16x3_sm90.h"
 #include "../../kernels/forward_tf32_sm90/forward_tf32_sm90.h"
@@ -176,6 +175,9 @@ static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; 
 
 static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
 
+/* The causal pairs of so many heads: with an odd number of work tiles, two heads share one for their middle tiles. */
+static int64_t count_pairs(int64_t heads, int64_t tiles) { return (heads * tiles + 1) / 2; }
+
 /* If only the device knows the lengths, each block takes few tasks, and the hardware starts a block when another has
  * ended. But a block can load a task's first keys in time only during a previous task. So it takes several tasks, as long
  * as enough blocks are left to start. Its tasks are spread evenly over those of a head, so that they rarely belong to one
@@ -197,7 +199,7 @@ static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
     int64_t clusters = ((int64_t)device->multiprocessors + l->cluster - 1) / l->cluster;
     if (fa_cuda_has_own_lengths(p))
         clusters =
-            may_pair(p) ? count_heads(p) * fa_causal_pairs(l->tiles) : count_shares(clusters, l);
+            may_pair(p) ? count_pairs(count_heads(p), l->tiles) : count_shares(clusters, l);
     if (clusters > l->tasks) clusters = l->tasks;
     const int64_t max = fa_cuda_grid(INT64_MAX) / l->cluster;
     return (uint32_t)(clusters < max ? clusters : max) * l->cluster;
@@ -217,23 +219,44 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
     return l->tasks <= INT32_MAX && (p->d <= 64 || l->tiles >= many);
 }
 
+/* How many of the last heads are in no pairs, if they have so many work tiles at least. With an odd number of work tiles
+ * the other heads are an even number. */
+static int64_t count_last_heads(const fa_problem *p, const fa_cuda_plan_launch *l, int64_t tasks)
+{
+    const int64_t heads = count_heads(p), last = (tasks + l->tiles - 1) / l->tiles;
+    if (last >= heads) return heads;
+    return last + (l->tiles & (heads - last) & 1);
+}
+
 /* The number of heads with a balanced schedule: enough for two work tiles for each block. The schedule takes some 15 us to
- * compute, in which each block needs pairs to work on. If there are too few, the work tiles of all heads are shared out
- * by a method that takes no time (H200, head dim 64, us by that method and with a balanced schedule: 84 heads of 1,152 rows, 18 key tiles a block,
- * 46.4, 52.9; 72 of 1,984, 57, 95.2, 98.7; 200 of 1,280, 72, 128.0, 123.9). */
+ * compute, in which each block needs pairs to work on. 0: there are too few, or there is no such schedule (H200, head
+ * dim 64, us with the alternating schedule of all heads and with a balanced one: 84 heads of 1,152 rows, 18 key tiles a
+ * block, 46.4, 52.9; 72 of 1,984, 57, 95.2, 98.7; 200 of 1,280, 72, 128.0, 123.9). */
 static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     const double enough = 64 * 128 * 64; /* key tiles times queries times columns, of a block */
     const int64_t heads = count_heads(p), blocks = l->grid;
     if (!wants_balance(p, l)) return 0;
-    const int64_t balanced = (2 * blocks + l->tiles - 1) / l->tiles;
-    const int64_t pairs = (heads - balanced) * fa_causal_pairs(l->tiles);
+    const int64_t balanced = count_last_heads(p, l, 2 * blocks);
+    const int64_t pairs = count_pairs(heads - balanced, l->tiles);
     const fa_variant *v = &fa_variants[l->variant];
     const int64_t key_tiles = fa_cuda_count_tiles((l->tiles + 1) * count_queries(v), v->keys);
     const double work =
         (double)(key_tiles * count_queries(v) * p->d) / (double)blocks; /* of a pair */
-    if (pairs < blocks || (double)pairs * work < enough) return heads;
+    if (pairs < blocks || (double)pairs * work < enough) return 0;
     return balanced * l->tiles <= FA_SM90_MAX_BALANCED_TASKS / 2 * blocks ? balanced : 0;
+}
+
+/* The number of heads with the alternating schedule, if none is balanced: those of the last two to four work tiles of a
+ * block. The others are in pairs, so that a head's keys are read at the same time. */
+static int64_t count_alternating_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const int64_t blocks = l->grid, tasks = l->tasks;
+    if (fa_cuda_has_own_lengths(p) || is_float32(&fa_variants[l->variant]) || l->cluster > 1)
+        return 0;
+    const int64_t paired_rounds = tasks / (2 * blocks) - 1;
+    if (paired_rounds < 1) return count_heads(p);
+    return count_last_heads(p, l, tasks - 2 * blocks * paired_rounds);
 }
 
 /* Whether the schedule is dynamic: if rows are so short that memory limits the rate, because multiprocessors get unequal
@@ -257,12 +280,15 @@ void fa_cuda_set_sm90_order(const fa_problem *p, const fa_cuda_plan_launch *l,
     const int64_t takers = l->grid / l->cluster; /* blocks, or clusters of them */
     params->task_kind = FA_SM90_WORK_TILES;
     params->tasks = l->tasks;
-    params->balanced_heads = 0;
+    params->balanced_heads = params->alternating_heads = 0;
     params->counter = -1; /* the launch may give it one */
     if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks) return;
     params->task_kind = FA_SM90_CAUSAL_PAIRS;
-    params->balanced_heads = (int32_t)count_balanced_heads(p, l);
-    params->tasks = (count_heads(p) - params->balanced_heads) * fa_causal_pairs(l->tiles);
+    const int64_t balanced = count_balanced_heads(p, l);
+    const int64_t alternating = balanced ? 0 : count_alternating_heads(p, l);
+    params->balanced_heads = (int32_t)balanced;
+    params->alternating_heads = (int32_t)alternating;
+    params->tasks = count_pairs(count_heads(p) - balanced - alternating, l->tiles);
 }
 
 bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_cuda_encoder *encode,
