@@ -44,7 +44,7 @@ FA_DEVICE uint32_t find_cost_of_pairs(const fa_attention_params *p, const fa_sm9
     uint32_t cost = 0;
     int i = block % pairs; /* as in find_paired_task */
     for (int task = block; task < tasks; task += blocks) {
-        const int half = i >= each ? i - each : i;
+        const int half = i > each ? i - each - 1 : i;
         cost += find_cost(p, b, tiles - 1 - half) + find_cost(p, b, half);
         i += i + step < pairs ? step : step - pairs;
     }

@@ -22,17 +22,17 @@
 #endif
 
 /* The longer work tile of a causal pair, or the other one. Pairs are numbered head by head; with an odd number of work
- * tiles, they are those of two heads, and their middle tiles are the last pair. TASK_NONE: the last head has none to
+ * tiles, they are those of two heads, and their middle tiles are the pair between. TASK_NONE: the last head has none to
  * share its middle tile's pair with. */
-FA_DEVICE int64_t find_paired_task(const fa_attention_params *p, int64_t pair, bool other)
+FA_DEVICE int64_t find_paired_task(const fa_attention_params *p, const fa_sm90_params *s,
+                                   int64_t pair, bool other)
 {
-    const int64_t tiles = p->tiles, each = fa_divide(tiles, 2), odd = tiles - 2 * each;
-    const int64_t pairs = odd ? tiles : each, group = fa_divide(pair, pairs),
-                  n = pair - group * pairs;
-    const int64_t second = n >= 2 * each ? other : n >= each;
-    const int64_t half = n >= each ? n - each : n;
-    const int64_t task =
-        (group * (1 + odd) + second) * tiles + (other ? tiles - 1 - half : half);
+    const int tiles = (int)p->tiles, each = tiles / 2, odd = tiles % 2;
+    const int pairs = odd ? tiles : each, group = (int)fa_divide_by(pair, s->by_pairs);
+    const int n = (int)pair - group * pairs, half = n > each ? n - each - 1 : n;
+    const int second = n == each ? other : n > each;
+    const int64_t head = group * (1 + odd) + second;
+    const int64_t task = head * tiles + (other ? tiles - 1 - half : half);
     return task < p->tasks ? task : TASK_NONE;
 }
 
@@ -46,7 +46,7 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
         return task < s->tasks ? task : TASK_END;
     }
     const int64_t pair = block + i / 2 * blocks;
-    if (pair < s->tasks) return find_paired_task(p, pair, i % 2 == 1);
+    if (pair < s->tasks) return find_paired_task(p, s, pair, i % 2 == 1);
 #if BALANCED
     return s->balanced_heads ? find_balanced_task(pipe, s, i) : find_alternating_task(p, s, i);
 #else
@@ -66,10 +66,11 @@ FA_DEVICE work_tile *queue_entry(const pipeline *pipe, int number)
     return &pipe->queue[entry_of(number)];
 }
 
-/* Waits until the entries of this many work tiles, from number on, are empty: the whole warp. */
+/* Waits until the entries of this many work tiles, from number on, are empty, as each is before its first use: the whole
+ * warp. */
 FA_DEVICE void wait_for_empty_entries(const pipeline *pipe, int number, int count)
 {
-    for (int i = number; i < number + count; i++)
+    for (int i = max(number, QUEUE_ENTRIES); i < number + count; i++)
         ptx_mbarrier_wait(&pipe->state->entry_empty[entry_of(i)], entry_parity(i) ^ 1);
 }
 

@@ -282,13 +282,29 @@ void fa_cuda_set_sm90_order(const fa_problem *p, const fa_cuda_plan_launch *l,
     params->tasks = l->tasks;
     params->balanced_heads = params->alternating_heads = 0;
     params->counter = -1; /* the launch may give it one */
-    if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks) return;
+    params->by_pairs = fa_reciprocal_of(1);
+    if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks || l->tasks > INT32_MAX) return;
+    params->by_pairs = fa_reciprocal_of(l->tiles % 2 ? l->tiles : l->tiles / 2);
     params->task_kind = FA_SM90_CAUSAL_PAIRS;
     const int64_t balanced = count_balanced_heads(p, l);
     const int64_t alternating = balanced ? 0 : count_alternating_heads(p, l);
     params->balanced_heads = (int32_t)balanced;
     params->alternating_heads = (int32_t)alternating;
     params->tasks = count_pairs(count_heads(p) - balanced - alternating, l->tiles);
+}
+
+static fa_reciprocal reciprocal_of(int64_t b) { return fa_reciprocal_of(b < 1 ? 1 : b); }
+
+/* What the host knows of work tiles. */
+static void set_uniform(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90_params *params)
+{
+    const int64_t diagonal = p->diagonal_given ? p->diagonal : p->n_k - p->rows_q;
+    params->uniform = !fa_cuda_has_own_lengths(p) && l->tasks <= INT32_MAX;
+    params->reach = fa_sm90_find_reach(p->causal, p->window_left, p->window_right, diagonal);
+    if (!params->uniform) return;
+    params->by_tiles = reciprocal_of(l->tiles);
+    params->by_heads = reciprocal_of(p->heads_q);
+    params->by_group = reciprocal_of(p->heads_kv < 1 ? 1 : p->heads_q / p->heads_kv);
 }
 
 bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_cuda_encoder *encode,
@@ -300,6 +316,7 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_c
     params->v_step = fa_cuda_map_steps(&p->v);
     params->box_rows = (int32_t)l->sm90.maps[2].box[1];
     fa_cuda_set_sm90_order(p, l, params);
+    set_uniform(p, l, params);
     params->bias_step = fa_cuda_map_steps(&bias);
     params->bias_mapped = l->sm90.bias_mapped;
     fa_sm90_map *const maps[] = {&params->q, &params->k, &params->v, &params->bias};
