@@ -26,7 +26,6 @@
 #include "ptx/address.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
-#include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #if BALANCED
 #include "forward_sm90/balance.cuh"
@@ -71,14 +70,6 @@ FA_DEVICE bool waits_first(void)
            (warp != WARP_BALANCE_OR_BIAS || (OPTIONS & FA_SM90_BIAS) != 0);
 }
 
-/* The first loads would wait for the maps. */
-FA_DEVICE void prefetch_maps(const fa_sm90_params *s)
-{
-    ptx_tma_prefetch(&s->k);
-    ptx_tma_prefetch(&s->q);
-    ptx_tma_prefetch(&s->v);
-}
-
 #if SPLIT
 #define ENTRY forward_sm90_split
 #else
@@ -113,8 +104,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         forget_older_copies();
         init_barriers(state, count_queue_readers(&s));
     }
-    if (threadIdx.x == WARPGROUP) prefetch_maps(&s);
-    __syncthreads();
+    if (!DESCRIBES_FIRST || threadIdx.x / 32 != WARP_SCHEDULER) __syncthreads();
     if (waits_first()) wait_for_other_grids();
     /* The scheduler may get here before the grids in front have ended: what follows waits for this grid. */
     if (!BESIDE) ptx_let_next_grid_start();

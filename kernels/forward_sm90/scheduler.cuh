@@ -70,7 +70,8 @@ FA_DEVICE work_tile *queue_entry(const pipeline *pipe, int number)
  * warp. */
 FA_DEVICE void wait_for_empty_entries(const pipeline *pipe, int number, int count)
 {
-    for (int i = max(number, QUEUE_ENTRIES); i < number + count; i++)
+    if (number + count <= QUEUE_ENTRIES) return;
+    for (int i = number; i < number + count; i++)
         ptx_mbarrier_wait(&pipe->state->entry_empty[entry_of(i)], entry_parity(i) ^ 1);
 }
 
@@ -124,9 +125,9 @@ FA_DEVICE int64_t end_of_batch(const fa_sm90_params *s, int64_t i)
 }
 
 /* Each lane describes a work tile, half of the queue at a time, because one description takes thousands of
- * cycles. */
+ * cycles. early: the block's barriers may not have been initialized when the first ones are described. */
 FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *p,
-                               const fa_sm90_params *s)
+                               const fa_sm90_params *s, bool early)
 {
     const int lane = (int)threadIdx.x % 32;
     work_tile w;
@@ -138,6 +139,7 @@ FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *
         const bool found = describe_work_tile(p, s, task, &w);
         const uint32_t all = __ballot_sync(0xffffffff, found);
         more = !__any_sync(0xffffffff, task == TASK_END);
+        if (early && first == 0) __syncthreads();
         wait_for_empty_entries(pipe, number, __popc(all));
         if (found) publish_work_tile(pipe, number + __popc(all & ((1u << lane) - 1)), &w);
         number += __popc(all);
@@ -170,6 +172,16 @@ FA_DEVICE int64_t take_task(const fa_sm90_params *s)
     return (int64_t)gridDim.x + warp_uniform((int)taken);
 }
 
+/* The n-th task that is taken: one head after the other, because its work tiles read the same keys; but those of the last
+ * s->alternating_heads heads, which there are under a causal mask, the longest first, so that blocks end together. */
+FA_DEVICE int64_t find_taken_task(const fa_attention_params *p, const fa_sm90_params *s, int64_t n)
+{
+    const int64_t heads = s->alternating_heads, first = s->tasks - heads * p->tiles;
+    if (n < first) return n;
+    const int64_t tile = fa_divide(n - first, heads);
+    return first + (n - first - tile * heads) * p->tiles + tile;
+}
+
 /* The number of tasks that are taken before the first of them has ended. */
 enum { TASKS_AHEAD = SINGLE_TILES ? 5 : 3 };
 
@@ -179,7 +191,7 @@ FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params 
     work_tile w;
     int number = 0;
     for (int64_t task = blockIdx.x; task < s->tasks; task = take_task(s)) {
-        if (!describe_work_tile(p, s, task, &w)) continue;
+        if (!describe_work_tile(p, s, find_taken_task(p, s, task), &w)) continue;
         wait_for_empty_entries(pipe, number, 1);
         if (threadIdx.x % 32 == 0) publish_work_tile(pipe, number, &w);
         number++;
@@ -201,14 +213,17 @@ FA_DEVICE bool reads_memory(const fa_attention_params *p)
 /* The first work tiles are described while the grid in front ends. */
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
+    /* A balanced schedule is waited for at a barrier. */
+    const bool early = DESCRIBES_FIRST && s->counter < 0 && s->balanced_heads == 0;
     if (reads_memory(p)) wait_for_other_grids();
+    if (DESCRIBES_FIRST && !early) __syncthreads();
 #if DYNAMIC
     if (s->counter >= 0) {
         schedule_dynamic(pipe, p, s);
         return;
     }
 #endif
-    schedule_static(pipe, p, s);
+    schedule_static(pipe, p, s, early);
 }
 
 #endif

@@ -57,11 +57,18 @@ static int rows_v(const fa_variant *v)
 /* The kernel counts rows and keys of a sequence, plus a tile and a mask's edge, in 32 bits. */
 static const int64_t max_rows = (1 << 30) - 4096;
 
-/* The number of rows that are computed if tiles have this many queries. */
-static int64_t padded_rows(const fa_problem *p, const fa_variant *v)
+static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
+
+/* Query tiles of a head. */
+static int64_t count_tiles(const fa_problem *p, const fa_variant *v)
 {
-    const int queries = count_queries(v);
-    return (p->rows_q + queries - 1) / queries * queries;
+    return fa_cuda_count_tiles(p->rows_q, count_queries(v));
+}
+
+/* Whether a block for each work tile is enough. */
+static bool fits_one_round(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+{
+    return count_heads(p) * count_tiles(p, v) <= device->multiprocessors;
 }
 
 /* Whether each row sees few keys. Lengths that only the device knows are ignored, because the choice
@@ -79,13 +86,20 @@ static bool has_short_rows(const fa_problem *p)
 
 /* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.
  * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a causal
- * mask hides more of a larger tile (measured on an H200). */
+ * mask hides more of a larger tile (measured on an H200), unless the larger ones need one round of blocks, and the smaller
+ * ones two. At head dims 65 to 96 smaller query tiles have larger key tiles, which are better but in short rows. */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
-                                const fa_variant *more)
+                                const fa_variant *more, const fa_cuda_device *device)
 {
+    const int64_t short_row = 512;
+    if (!is_float32(fewer) && fewer->head_dim > 64) return p->causal || p->n_k > short_row;
     if (p->cu_seqlens_q) return false;
+    if (!is_float32(fewer) && !p->batch_invariant && fits_one_round(p, more, device) &&
+        !fits_one_round(p, fewer, device))
+        return false;
     if (p->rows_q <= (p->causal && is_float32(fewer) ? 2048 : 1024)) return true;
-    return 32 * padded_rows(p, more) > 33 * padded_rows(p, fewer);
+    return 32 * count_tiles(p, more) * count_queries(more) >
+           33 * count_tiles(p, fewer) * count_queries(fewer);
 }
 
 /* ---- Maps ------------------------------------------------------------------------------------ */
@@ -154,24 +168,24 @@ static bool has_options(const fa_variant *v, int options)
     return v->options == options || (several && options && !(options & ~v->options));
 }
 
-static bool takes(const fa_variant *v, const fa_problem *p, int options)
+static bool takes(const fa_variant *v, const fa_problem *p, int options,
+                  const fa_cuda_device *device)
 {
     if (!is_float32(v) && v->element != (fa_element)p->q.dtype) return false;
     if (p->d > v->head_dim || p->d_v > v->value_dim * v->cluster) return false;
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
     if (!has_options(v, options)) return false;
     if (v->short_rows && !has_short_rows(p)) return false;
-    return !v->few_queries || wants_fewer_queries(p, v, next_variant(v));
+    return !v->few_queries || wants_fewer_queries(p, v, next_variant(v), device);
 }
 
-static const fa_variant *find_variant(const fa_problem *p, int first, int end, int options)
+static const fa_variant *find_variant(const fa_problem *p, int first, int end, int options,
+                                      const fa_cuda_device *device)
 {
     for (int i = first; i < end; i++)
-        if (takes(&fa_variants[i], p, options)) return &fa_variants[i];
+        if (takes(&fa_variants[i], p, options, device)) return &fa_variants[i];
     return NULL;
 }
-
-static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
 
 static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
 
@@ -248,12 +262,14 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
 }
 
 /* The number of heads with the alternating schedule, if none is balanced: those of the last two to four work tiles of a
- * block. The others are in pairs, so that a head's keys are read at the same time. */
+ * block. The others are in pairs, so that a head's keys are read at the same time; all are if blocks have nearly equally
+ * many pairs. */
 static int64_t count_alternating_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const int64_t blocks = l->grid, tasks = l->tasks;
+    const int64_t blocks = l->grid, tasks = l->tasks, pairs = count_pairs(count_heads(p), l->tiles);
     if (fa_cuda_has_own_lengths(p) || is_float32(&fa_variants[l->variant]) || l->cluster > 1)
         return 0;
+    if (100 * pairs > 96 * fa_cuda_count_tiles(pairs, blocks) * blocks) return 0;
     const int64_t paired_rounds = tasks / (2 * blocks) - 1;
     if (paired_rounds < 1) return count_heads(p);
     return count_last_heads(p, l, tasks - 2 * blocks * paired_rounds);
@@ -267,7 +283,6 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
     const int64_t short_row = 256;
     if (options || l->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
     if (is_float32(&fa_variants[l->variant])) return false;
-    if (may_pair(p) && l->tiles > 1) return false;
     return p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid && l->tasks < INT32_MAX;
 }
 
@@ -284,6 +299,10 @@ void fa_cuda_set_sm90_order(const fa_problem *p, const fa_cuda_plan_launch *l,
     params->counter = -1; /* the launch may give it one */
     params->by_pairs = fa_reciprocal_of(1);
     if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks || l->tasks > INT32_MAX) return;
+    if (l->sm90.dynamic) {
+        params->alternating_heads = (int32_t)count_last_heads(p, l, 2 * takers);
+        return;
+    }
     params->by_pairs = fa_reciprocal_of(l->tiles % 2 ? l->tiles : l->tiles / 2);
     params->task_kind = FA_SM90_CAUSAL_PAIRS;
     const int64_t balanced = count_balanced_heads(p, l);
@@ -377,7 +396,7 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
 static bool plan_any(const fa_problem *p, int first, int end, int options,
                      const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
 {
-    const fa_variant *v = find_variant(p, first, end, options);
+    const fa_variant *v = find_variant(p, first, end, options, device);
     if (v) return plan_variant(p, v, options, device, plan, why, size);
     fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
     return false;
