@@ -125,9 +125,10 @@ FA_DEVICE int64_t find_alternating_task(const fa_attention_params *p, const fa_s
 {
     const int64_t blocks = gridDim.x, block = blockIdx.x, heads = s->alternating_heads;
     const int64_t rounds = count_rounds(s), without = rounds * blocks - s->tasks;
-    const int64_t first = block - (blocks - without); /* 0 or more: its number among those without */
-    const int64_t k = i - 2 * rounds + (first >= 0);
-    const int64_t number = k < 0 ? first : without + k * blocks + (k % 2 ? block : blocks - 1 - block);
+    /* From 0 on: the block's number among those without. */
+    const int64_t first = block - (blocks - without);
+    const int64_t k = i - 2 * rounds + (first >= 0), turn = k % 2 ? block : blocks - 1 - block;
+    const int64_t number = k < 0 ? first : without + k * blocks + turn;
     if (number >= heads * p->tiles) return TASK_END;
     const int64_t tile = fa_divide(number, heads), head = number - tile * heads;
     return p->tasks - (heads - head) * p->tiles + tile;

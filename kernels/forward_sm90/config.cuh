@@ -159,8 +159,9 @@ enum {
 #define CONSUMER_REGISTERS 232
 #endif
 
-/* Whether a work tile starts before the previous one ends: consumer.cuh. */
-#define OVERLAPPED (HEAD_DIM <= 64 && Q_STAGES > 1)
+/* Whether a work tile starts before the previous one ends: consumer.cuh. With options or split keys it was measured for
+ * head dim 64 only. */
+#define OVERLAPPED (Q_STAGES > 1 && (HEAD_DIM <= 64 || (OPTIONS == 0 && !SPLIT)))
 
 /* Counts how often a warp's tiles take each path through the softmax: for tests, which define it. */
 #ifndef COUNT_PATH

@@ -23,7 +23,6 @@
 #ifndef FA_KERNEL_FORWARD_SM90_H
 #define FA_KERNEL_FORWARD_SM90_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "../common/divide.h"
@@ -110,9 +109,9 @@ FA_SHARED_FUNCTION fa_sm90_reach fa_sm90_find_reach(int32_t causal, int64_t wind
                                                     int64_t window_right, int64_t diagonal)
 {
     fa_sm90_reach reach = {-FA_SM90_UNBOUNDED, FA_SM90_UNBOUNDED};
-    const bool ends = causal || window_right >= 0;
+    const int64_t right = causal ? 0 : window_right;
     if (window_left >= 0) reach.lo = fa_sm90_saturate(diagonal - window_left);
-    if (ends) reach.hi = fa_sm90_saturate(diagonal + (causal ? 0 : window_right) + 1);
+    if (right >= 0 && right < FA_SM90_UNBOUNDED) reach.hi = fa_sm90_saturate(diagonal + right + 1);
     return reach;
 }
 
@@ -142,9 +141,11 @@ typedef struct fa_sm90_params {
      * the host knows: a block's first load waits for that. */
     int32_t uniform;
     fa_sm90_reach reach;
-    fa_reciprocal by_tiles, by_heads, by_group; /* query tiles of a head; query heads; those of a key head */
-    fa_reciprocal by_pairs;                     /* with causal pairs: those of a head, or of two */
-    fa_sm90_split split; /* of forward_sm90_split; other kernels do not read it */
+    fa_reciprocal by_tiles; /* query tiles of a head */
+    fa_reciprocal by_heads; /* query heads */
+    fa_reciprocal by_group; /* query heads of a key head */
+    fa_reciprocal by_pairs; /* with causal pairs: those of a head, or of two */
+    fa_sm90_split split;    /* of forward_sm90_split; other kernels do not read it */
 } fa_sm90_params;
 
 #endif
