@@ -120,6 +120,10 @@ static_assert(OPTIONS == 0, "merge.cu knows no options");
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED (!SPLIT)
 
+/* Whether the scheduler describes work tiles before the block's barriers have been initialized. A launch beside another
+ * one reads lengths, for which it waits (forget_older_copies). */
+#define DESCRIBES_FIRST (!BESIDE)
+
 /* Accumulators of the outputs in a thread. */
 #define OUTPUTS (VALUE_DIM / 2)
 
@@ -155,8 +159,9 @@ enum {
 #define CONSUMER_REGISTERS 232
 #endif
 
-/* Whether a work tile starts before the previous one ends: consumer.cuh. */
-#define OVERLAPPED (HEAD_DIM <= 64 && Q_STAGES > 1)
+/* Whether a work tile starts before the previous one ends: consumer.cuh. With options or split keys it was measured for
+ * head dim 64 only. */
+#define OVERLAPPED (Q_STAGES > 1 && (HEAD_DIM <= 64 || (OPTIONS == 0 && !SPLIT)))
 
 /* Counts how often a warp's tiles take each path through the softmax: for tests, which define it. */
 #ifndef COUNT_PATH

@@ -157,8 +157,7 @@ FA_DEVICE void store_work_tile(const pipeline *pipe, const fa_attention_params *
 
 /* ---- The work tiles -------------------------------------------------------------------------- */
 
-/* One work tile after another. This is the only way with one stage of queries, because the next queries come late; and
- * it is the fastest at head dim 128. */
+/* One work tile after another. This is the only way with one stage of queries, because the next queries come late. */
 FA_DEVICE void consume_in_sequence(const pipeline *pipe, const fa_attention_params *p,
                                    consumer_state *c)
 {

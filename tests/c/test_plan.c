@@ -9,6 +9,7 @@
 #include "cuda/family.h"
 #include "cuda/plan_decode_latent_sm90.h"
 #include "cuda/plan_decode_sm90.h"
+#include "cuda/plan_sm90.h"
 #include "flashattn.h"
 #include "gpus.h"
 
@@ -506,6 +507,11 @@ static void test_short_rows(void)
                  {64, 128, 128, true, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
                  {64, 2048, 2048, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
                  {64, 4096, 4096, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
+                 {80, 1024, 512, false, false, -1, FA_VARIANT_forward_sm90_d80_bf16},
+                 {80, 1024, 513, false, false, -1, FA_VARIANT_forward_sm90_d80_two_bf16},
+                 {96, 1024, 512, false, false, -1, FA_VARIANT_forward_sm90_d96_bf16},
+                 {96, 1024, 513, true, false, -1, FA_VARIANT_forward_sm90_d96_two_bf16},
+                 {96, 100, 100, false, true, -1, FA_VARIANT_forward_sm90_d96_two_bf16},
                  {128, 5000, 2048, false, false, -1, FA_VARIANT_forward_sm90_d128_tracked_bf16},
                  {128, 5000, 2049, false, false, -1, FA_VARIANT_forward_sm90_d128_bf16},
                  {128, 5000, 2048, true, false, -1, FA_VARIANT_forward_sm90_d128_bf16},
@@ -523,6 +529,59 @@ static void test_short_rows(void)
         const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &p, &devices[H200]);
         CHECK(plan.launches[0].variant == cases[i].variant, "%s, expected %s", name_of(&plan),
               fa_variants[cases[i].variant].name);
+    }
+}
+
+/* On Hopper larger tiles of queries are used where they need one round of blocks and smaller ones two. */
+static void test_one_round(void)
+{
+    static const struct {
+        int64_t heads;
+        bool invariant; /* for any batch */
+        int variant;
+    } cases[] = {{66, false, FA_VARIANT_forward_sm90_d64_two_bf16},
+                 {67, false, FA_VARIANT_forward_sm90_d64_bf16},
+                 {132, false, FA_VARIANT_forward_sm90_d64_bf16},
+                 {133, false, FA_VARIANT_forward_sm90_d64_two_bf16},
+                 {67, true, FA_VARIANT_forward_sm90_d64_two_bf16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_mapped(cases[i].heads, 192, 64, 64);
+        p.causal = true;
+        p.batch_invariant = cases[i].invariant;
+        expect_variant(&p, &devices[H200], cases[i].variant);
+    }
+}
+
+/* How forward_sm90 shares out work tiles under a causal mask. */
+static void test_causal_orders(void)
+{
+    static const struct {
+        int64_t heads, n, d;
+        int32_t kind, balanced, alternating;
+        int64_t tasks;
+    } cases[] = {/* as many work tiles as blocks */
+                 {66, 256, 128, FA_SM90_WORK_TILES, 0, 0, 132},
+                 /* two rounds of work tiles and a half: none in pairs */
+                 {40, 1024, 128, FA_SM90_CAUSAL_PAIRS, 0, 40, 0},
+                 /* 7.76 rounds of pairs */
+                 {256, 1024, 128, FA_SM90_CAUSAL_PAIRS, 0, 0, 1024},
+                 /* 8.64 rounds of pairs, of which 7 are whole: an even number of heads in pairs */
+                 {456, 640, 256, FA_SM90_CAUSAL_PAIRS, 0, 88, 920},
+                 /* long rows have a balanced schedule */
+                 {64, 4096, 128, FA_SM90_CAUSAL_PAIRS, 9, 0, 880},
+                 /* dynamic: the last heads come the longest work tile first */
+                 {400, 205, 128, FA_SM90_WORK_TILES, 0, 132, 800}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_mapped(cases[i].heads, cases[i].n, cases[i].d, cases[i].d);
+        p.causal = true;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &p, &devices[H200]);
+        fa_sm90_params order;
+        fa_cuda_set_sm90_order(&p, &plan.launches[0], &order);
+        CHECK(order.task_kind == cases[i].kind && order.balanced_heads == cases[i].balanced &&
+                  order.alternating_heads == cases[i].alternating && order.tasks == cases[i].tasks,
+              "%lld heads of %lld: kind %d, %d balanced, %d alternating, %lld tasks",
+              (long long)cases[i].heads, (long long)cases[i].n, (int)order.task_kind,
+              (int)order.balanced_heads, (int)order.alternating_heads, (long long)order.tasks);
     }
 }
 
@@ -1558,6 +1617,8 @@ int main(void)
     test_sizes();
     test_packed();
     test_short_rows();
+    test_one_round();
+    test_causal_orders();
     test_packed_shares();
     test_refusals();
     test_latent();

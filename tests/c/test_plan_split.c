@@ -338,7 +338,7 @@ static void test_by_name(void)
           "by name");
     check_launches(&p, &plan);
     fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
-    CHECK(strstr(text, "forward_sm90_split_d96_bf16 (query tile 192, key tile 80") &&
+    CHECK(strstr(text, "forward_sm90_split_d96_bf16 (query tile 128, key tile 128") &&
               strstr(text, "forward_sm90_merge_bf16 (") && strstr(text, "keys in at most "),
           "%s", text);
 }
