@@ -56,9 +56,15 @@ VARIANT_16BIT(forward_sm90_d64_two, .file = "forward_sm90/forward_sm90", .kernel
 VARIANT_16BIT(forward_sm90_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 3,
               .keys = 128, .stages = 4, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
+VARIANT_16BIT(forward_sm90_d80_two, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 80, .value_dim = 80, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .few_queries = 1, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d80, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 80, .value_dim = 80, .options = 0, .cluster = 1, .consumers = 3,
               .keys = 96, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
+VARIANT_16BIT(forward_sm90_d96_two, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .few_queries = 1, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 3,
               .keys = 80, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
@@ -121,8 +127,8 @@ VARIANT_16BIT(forward_sm90_split_d64, .file = "forward_sm90/forward_sm90", .kern
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
 VARIANT_16BIT(forward_sm90_split_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
-              .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 3,
-              .keys = 80, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
+              .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
 VARIANT_16BIT(forward_sm90_split_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)

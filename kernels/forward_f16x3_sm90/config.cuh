@@ -90,6 +90,7 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 #define SPLIT 0
 #define DYNAMIC 0
 #define BALANCED 0
+#define DESCRIBES_FIRST 0
 #define SINGLE_TILES 0
 #define RECOMPUTES_LSE 1
 #define EXACT_SUMS 1

@@ -1,9 +1,14 @@
 /*
+ * How the last heads are shared out under a causal mask, so that blocks end together.
+ *
  * The balanced schedule. Under a causal mask a task is a causal pair of work tiles, and all pairs cost the same.
  * With a static schedule some blocks then take one pair more than others. So the work tiles of the last
  * s->balanced_heads heads are not in pairs: each goes, the longest first, to the block that has the fewest key tiles
  * to compute so far. While a block works on its pairs, one of its warps computes this schedule for all blocks, and
  * notes the block's own tasks. Each lane keeps the loads of some blocks.
+ *
+ * The alternating schedule takes no time to compute, but is less even: the work tiles of the last s->alternating_heads
+ * heads go, the longest first, to the blocks from last to first, then from first to last, and so on.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_BALANCE_CUH
 #define FA_KERNELS_FORWARD_SM90_BALANCE_CUH
@@ -35,12 +40,12 @@ FA_DEVICE uint32_t find_cost_of_pairs(const fa_attention_params *p, const fa_sm9
                                       const balance *b, int block)
 {
     const int blocks = (int)gridDim.x, tasks = (int)s->tasks, tiles = (int)p->tiles;
-    const int pairs = (tiles + 1) / 2, step = blocks % pairs;
+    const int each = tiles / 2, pairs = tiles % 2 ? tiles : each, step = blocks % pairs;
     uint32_t cost = 0;
-    int i = block % pairs;
+    int i = block % pairs; /* as in find_paired_task */
     for (int task = block; task < tasks; task += blocks) {
-        cost += find_cost(p, b, tiles - 1 - i);
-        if (i != tiles - 1 - i) cost += find_cost(p, b, i);
+        const int half = i > each ? i - each - 1 : i;
+        cost += find_cost(p, b, tiles - 1 - half) + find_cost(p, b, half);
         i += i + step < pairs ? step : step - pairs;
     }
     return cost;
@@ -100,30 +105,37 @@ FA_DEVICE void balance_last_heads(const pipeline *pipe, const fa_attention_param
     }
 }
 
-/* The block's i-th task if all heads are balanced, which happens with few work tiles. Tasks go, the longest first, to
- * the blocks in alternating ascending and descending order. TASK_END: it has no more. */
+/* How many pairs a block has at most. */
+FA_DEVICE int64_t count_rounds(const fa_sm90_params *s)
+{
+    return fa_divide(s->tasks + gridDim.x - 1, gridDim.x);
+}
+
+/* How many tasks the block's pairs have. */
+FA_DEVICE int64_t count_paired_tasks(const fa_sm90_params *s)
+{
+    const int64_t rounds = count_rounds(s), last = blockIdx.x + (rounds - 1) * gridDim.x;
+    return 2 * (last < s->tasks ? rounds : rounds - 1);
+}
+
+/* The block's i-th task, where i also counts the tasks of its pairs. Blocks without a pair in the last round take one
+ * work tile more, the longest. TASK_END: there are no more. */
 FA_DEVICE int64_t find_alternating_task(const fa_attention_params *p, const fa_sm90_params *s,
                                         int64_t i)
 {
-    const int64_t blocks = gridDim.x, block = blockIdx.x, heads = s->balanced_heads;
-    const int64_t number = i * blocks + (i % 2 == 0 ? block : blocks - 1 - block);
-    const int64_t tile = fa_divide(number, heads);
-    return tile < p->tiles ? (number - tile * heads) * p->tiles + tile : TASK_END;
+    const int64_t blocks = gridDim.x, block = blockIdx.x, heads = s->alternating_heads;
+    const int64_t rounds = count_rounds(s), without = rounds * blocks - s->tasks;
+    const int64_t first = block - (blocks - without); /* 0 or more: its number among those without */
+    const int64_t k = i - 2 * rounds + (first >= 0);
+    const int64_t number = k < 0 ? first : without + k * blocks + (k % 2 ? block : blocks - 1 - block);
+    if (number >= heads * p->tiles) return TASK_END;
+    const int64_t tile = fa_divide(number, heads), head = number - tile * heads;
+    return p->tasks - (heads - head) * p->tiles + tile;
 }
 
-/* The tasks of the block's pairs, which the schedule does not have to wait for. */
-FA_DEVICE int64_t count_paired_tasks(const fa_sm90_params *s)
+/* The same for the balanced schedule. */
+FA_DEVICE int64_t find_balanced_task(const pipeline *pipe, const fa_sm90_params *s, int64_t i)
 {
-    const int64_t blocks = gridDim.x, block = blockIdx.x;
-    return s->tasks > block ? 2 * fa_divide(s->tasks - block + blocks - 1, blocks) : 0;
-}
-
-/* The block's i-th task, where i also counts the tasks of its pairs. */
-FA_DEVICE int64_t find_balanced_task(const pipeline *pipe, const fa_attention_params *p,
-                                     const fa_sm90_params *s, int64_t i)
-{
-    if (s->balanced_heads == 0) return TASK_END;
-    if (s->tasks == 0) return find_alternating_task(p, s, i);
     ptx_mbarrier_wait(&pipe->state->balanced_full, 0);
     const int64_t balanced = i - count_paired_tasks(s);
     return balanced < pipe->state->balanced_count ? pipe->state->balanced[balanced] : TASK_END;

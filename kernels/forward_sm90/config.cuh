@@ -120,6 +120,10 @@ static_assert(OPTIONS == 0, "merge.cu knows no options");
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED (!SPLIT)
 
+/* Whether the scheduler describes work tiles before the block's barriers have been initialized. A launch beside another
+ * one reads lengths, for which it waits (forget_older_copies). */
+#define DESCRIBES_FIRST (!BESIDE)
+
 /* Accumulators of the outputs in a thread. */
 #define OUTPUTS (VALUE_DIM / 2)
 

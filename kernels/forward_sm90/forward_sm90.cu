@@ -104,7 +104,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         forget_older_copies();
         init_barriers(state, count_queue_readers(&s));
     }
-    __syncthreads();
+    if (!DESCRIBES_FIRST || threadIdx.x / 32 != WARP_SCHEDULER) __syncthreads();
     if (waits_first()) wait_for_other_grids();
     /* The scheduler may get here before the grids in front have ended: what follows waits for this grid. */
     if (!BESIDE) ptx_let_next_grid_start();
@@ -114,7 +114,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         else if (threadIdx.x < 32 * (WARP_VALUES + 1)) produce_values(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_SCHEDULER + 1)) schedule(&pipe, &p, &s);
 #if BALANCED
-        else if (s.balanced_heads && s.tasks) balance_last_heads(&pipe, &p, &s);
+        else if (s.balanced_heads) balance_last_heads(&pipe, &p, &s);
 #endif
 #if OPTIONS & FA_SM90_BIAS
         else if (s.bias_mapped) produce_bias(&pipe, &s);

@@ -23,8 +23,10 @@
 #ifndef FA_KERNEL_FORWARD_SM90_H
 #define FA_KERNEL_FORWARD_SM90_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "../common/divide.h"
 #include "../common/element.h"
 #include "split.h"
 
@@ -89,11 +91,36 @@ typedef struct fa_sm90_steps {
     int32_t head, block;
 } fa_sm90_steps;
 
+/* Larger than every key, and small enough that additions to it do not overflow. */
+#define FA_SM90_UNBOUNDED (1 << 30)
+
+FA_SHARED_FUNCTION int32_t fa_sm90_saturate(int64_t x)
+{
+    if (x > FA_SM90_UNBOUNDED) return FA_SM90_UNBOUNDED;
+    return x < -FA_SM90_UNBOUNDED ? -FA_SM90_UNBOUNDED : (int32_t)x;
+}
+
+/* The keys [lo, hi) that query 0 of a sequence may see by its position, or would see: they need not exist. */
+typedef struct fa_sm90_reach {
+    int32_t lo, hi;
+} fa_sm90_reach;
+
+/* By a causal mask and a window; of -1: no limit. */
+FA_SHARED_FUNCTION fa_sm90_reach fa_sm90_find_reach(int32_t causal, int64_t window_left,
+                                                    int64_t window_right, int64_t diagonal)
+{
+    fa_sm90_reach reach = {-FA_SM90_UNBOUNDED, FA_SM90_UNBOUNDED};
+    const bool ends = causal || window_right >= 0;
+    if (window_left >= 0) reach.lo = fa_sm90_saturate(diagonal - window_left);
+    if (ends) reach.hi = fa_sm90_saturate(diagonal + (causal ? 0 : window_right) + 1);
+    return reach;
+}
+
 /* Counters of an image for the dynamic schedule: one for launches that follow each other. */
 #define FA_SM90_COUNTERS 16384
 
 /* The kind of a task: a work tile, or a causal pair of one head: the first and the last, the second and the second
- * to last ... */
+ * to last ... With an odd number of work tiles, the middle ones of two heads are a pair. */
 enum { FA_SM90_WORK_TILES, FA_SM90_CAUSAL_PAIRS };
 
 /* The kernel's second parameter. */
@@ -106,10 +133,17 @@ typedef struct fa_sm90_params {
     fa_sm90_map bias;  /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step;
     int32_t bias_mapped; /* 0: it is read by its strides, or there is none */
-    /* With causal pairs: how many of the last heads are no part of them, but have the balanced schedule. */
-    int32_t balanced_heads;
+    /* With causal pairs: how many of the last heads are no part of them, but have the balanced schedule, or the
+     * alternating one (balance.cuh); at most one of the two is not 0. */
+    int32_t balanced_heads, alternating_heads;
     /* With single work tiles: the counter of the dynamic schedule; below 0: the schedule is static. */
     int32_t counter;
+    /* 1: all sequences have the same lengths, and there are less than 2^31 tasks. Then a work tile is described by what
+     * the host knows: a block's first load waits for that. */
+    int32_t uniform;
+    fa_sm90_reach reach;
+    fa_reciprocal by_tiles, by_heads, by_group; /* query tiles of a head; query heads; those of a key head */
+    fa_reciprocal by_pairs;                     /* with causal pairs: those of a head, or of two */
     fa_sm90_split split; /* of forward_sm90_split; other kernels do not read it */
 } fa_sm90_params;
 

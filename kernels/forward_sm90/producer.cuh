@@ -52,10 +52,18 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
                 &pipe->state->v_full[stage], cleared);
 }
 
+/* While the first work tile is being described: the first load would wait for the map. */
+FA_DEVICE void prefetch_map(const fa_sm90_map *map)
+{
+    if (threadIdx.x % 32 == 0) ptx_tma_prefetch(map);
+}
+
 /* The first key tile is loaded before the queries, whose stages consumers release later. */
 FA_DEVICE void produce_queries_and_keys(const pipeline *pipe, const fa_attention_params *p,
                                         const fa_sm90_params *s)
 {
+    prefetch_map(&s->k);
+    prefetch_map(&s->q);
     tile_to_load at = {acquire_work_tile(pipe, 0), 0, 0};
     int number = 0;
     while (at.w->key_tiles) {
@@ -73,6 +81,7 @@ FA_DEVICE void produce_queries_and_keys(const pipeline *pipe, const fa_attention
 FA_DEVICE void produce_values(const pipeline *pipe, const fa_attention_params *p,
                               const fa_sm90_params *s)
 {
+    prefetch_map(&s->v);
     int cleared = 0, number = 0;
     tile_to_load at = {acquire_work_tile(pipe, 0), 0, 0};
     while (at.w->key_tiles) {

@@ -3,14 +3,14 @@
  * in advance for all others.
  *
  * The schedule is usually static: block b of g takes the tasks b, b + g, b + 2g, ... Under a causal mask a task is a
- * causal pair, and the last heads have a balanced schedule (balance.cuh). For short rows the schedule is dynamic:
- * blocks take tasks from a counter in global memory. Launches on different streams must not share a counter.
+ * causal pair, and the last heads have a balanced or an alternating schedule (balance.cuh). For short rows the schedule
+ * is dynamic: blocks take tasks from a counter in global memory. Launches on different streams must not share a counter.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 #define FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 
 #include "forward_sm90/config.cuh"
-#include "common/causal_schedule.h"
+#include "common/divide.h"
 #include "common/device.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/warp.cuh"
@@ -21,25 +21,34 @@
 #include "forward_sm90/balance.cuh"
 #endif
 
+/* The longer work tile of a causal pair, or the other one. Pairs are numbered head by head; with an odd number of work
+ * tiles, they are those of two heads, and their middle tiles are the pair between. TASK_NONE: the last head has none to
+ * share its middle tile's pair with. */
+FA_DEVICE int64_t find_paired_task(const fa_attention_params *p, const fa_sm90_params *s,
+                                   int64_t pair, bool other)
+{
+    const int tiles = (int)p->tiles, each = tiles / 2, odd = tiles % 2;
+    const int pairs = odd ? tiles : each, group = (int)fa_divide_by(pair, s->by_pairs);
+    const int n = (int)pair - group * pairs, half = n > each ? n - each - 1 : n;
+    const int second = n == each ? other : n > each;
+    const int64_t head = group * (1 + odd) + second;
+    const int64_t task = head * tiles + (other ? tiles - 1 - half : half);
+    return task < p->tasks ? task : TASK_NONE;
+}
+
 /* The block's i-th task. TASK_NONE: number i has no work tile, but later ones may; TASK_END: there are no more. */
 FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
                             const fa_sm90_params *s, int64_t i)
 {
-    const int64_t blocks = gridDim.x / CLUSTER, block = blockIdx.x / CLUSTER,
-                  pairs = fa_causal_pairs(p->tiles);
+    const int64_t blocks = gridDim.x / CLUSTER, block = blockIdx.x / CLUSTER;
     if (s->task_kind != FA_SM90_CAUSAL_PAIRS) {
         const int64_t task = block + i * blocks;
         return task < s->tasks ? task : TASK_END;
     }
     const int64_t pair = block + i / 2 * blocks;
-    if (pair < s->tasks) {
-        const int64_t head = fa_divide(pair, pairs), half = pair - head * pairs;
-        const int64_t other = p->tiles - 1 - half;
-        if (i % 2 == 1 && other == half) return TASK_NONE;
-        return head * p->tiles + (i % 2 == 0 ? half : other); /* first the longer one */
-    }
+    if (pair < s->tasks) return find_paired_task(p, s, pair, i % 2 == 1);
 #if BALANCED
-    return find_balanced_task(pipe, p, s, i);
+    return s->balanced_heads ? find_balanced_task(pipe, s, i) : find_alternating_task(p, s, i);
 #else
     (void)pipe;
     return TASK_END;
@@ -57,9 +66,11 @@ FA_DEVICE work_tile *queue_entry(const pipeline *pipe, int number)
     return &pipe->queue[entry_of(number)];
 }
 
-/* Waits until the entries of this many work tiles, from number on, are empty: the whole warp. */
+/* Waits until the entries of this many work tiles, from number on, are empty, as each is before its first use: the whole
+ * warp. */
 FA_DEVICE void wait_for_empty_entries(const pipeline *pipe, int number, int count)
 {
+    if (number + count <= QUEUE_ENTRIES) return;
     for (int i = number; i < number + count; i++)
         ptx_mbarrier_wait(&pipe->state->entry_empty[entry_of(i)], entry_parity(i) ^ 1);
 }
@@ -114,9 +125,9 @@ FA_DEVICE int64_t end_of_batch(const fa_sm90_params *s, int64_t i)
 }
 
 /* Each lane describes a work tile, half of the queue at a time, because one description takes thousands of
- * cycles. */
+ * cycles. early: the block's barriers may not have been initialized when the first ones are described. */
 FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *p,
-                               const fa_sm90_params *s)
+                               const fa_sm90_params *s, bool early)
 {
     const int lane = (int)threadIdx.x % 32;
     work_tile w;
@@ -128,6 +139,7 @@ FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *
         const bool found = describe_work_tile(p, s, task, &w);
         const uint32_t all = __ballot_sync(0xffffffff, found);
         more = !__any_sync(0xffffffff, task == TASK_END);
+        if (early && first == 0) __syncthreads();
         wait_for_empty_entries(pipe, number, __popc(all));
         if (found) publish_work_tile(pipe, number + __popc(all & ((1u << lane) - 1)), &w);
         number += __popc(all);
@@ -160,6 +172,16 @@ FA_DEVICE int64_t take_task(const fa_sm90_params *s)
     return (int64_t)gridDim.x + warp_uniform((int)taken);
 }
 
+/* The n-th task that is taken: one head after the other, because its work tiles read the same keys; but those of the last
+ * s->alternating_heads heads, which there are under a causal mask, the longest first, so that blocks end together. */
+FA_DEVICE int64_t find_taken_task(const fa_attention_params *p, const fa_sm90_params *s, int64_t n)
+{
+    const int64_t heads = s->alternating_heads, first = s->tasks - heads * p->tiles;
+    if (n < first) return n;
+    const int64_t tile = fa_divide(n - first, heads);
+    return first + (n - first - tile * heads) * p->tiles + tile;
+}
+
 /* The number of tasks that are taken before the first of them has ended. */
 enum { TASKS_AHEAD = SINGLE_TILES ? 5 : 3 };
 
@@ -169,7 +191,7 @@ FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params 
     work_tile w;
     int number = 0;
     for (int64_t task = blockIdx.x; task < s->tasks; task = take_task(s)) {
-        if (!describe_work_tile(p, s, task, &w)) continue;
+        if (!describe_work_tile(p, s, find_taken_task(p, s, task), &w)) continue;
         wait_for_empty_entries(pipe, number, 1);
         if (threadIdx.x % 32 == 0) publish_work_tile(pipe, number, &w);
         number++;
@@ -191,14 +213,17 @@ FA_DEVICE bool reads_memory(const fa_attention_params *p)
 /* The first work tiles are described while the grid in front ends. */
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
+    /* A balanced schedule is waited for at a barrier. */
+    const bool early = DESCRIBES_FIRST && s->counter < 0 && s->balanced_heads == 0;
     if (reads_memory(p)) wait_for_other_grids();
+    if (DESCRIBES_FIRST && !early) __syncthreads();
 #if DYNAMIC
     if (s->counter >= 0) {
         schedule_dynamic(pipe, p, s);
         return;
     }
 #endif
-    schedule_static(pipe, p, s);
+    schedule_static(pipe, p, s, early);
 }
 
 #endif

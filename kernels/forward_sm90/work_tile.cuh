@@ -39,13 +39,9 @@ typedef struct work_tile {
 } work_tile;
 static_assert(sizeof(work_tile) <= FA_SM90_ENTRY_BYTES, "the planner reserves so many bytes");
 
-/* Larger than every key, and small enough that additions to it do not overflow. */
-enum { UNBOUNDED = 1 << 30 };
+enum { UNBOUNDED = FA_SM90_UNBOUNDED };
 
-FA_DEVICE int32_t saturate(int64_t x)
-{
-    return (int32_t)fa_max64(-UNBOUNDED, fa_min64(x, UNBOUNDED));
-}
+FA_DEVICE int32_t saturate(int64_t x) { return fa_sm90_saturate(x); }
 
 FA_DEVICE int clamp(int x, int upper) { return max(0, min(x, upper)); }
 
@@ -101,17 +97,44 @@ FA_DEVICE void take_part(const fa_sm90_split *split, int part, work_tile *w)
 
 #endif
 
+/* A query tile, as by fa_find_tile. A block's first load waits for it, so where possible it is found without divisions
+ * and in 32 bits. */
+FA_DEVICE fa_tile find_query_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                                  int64_t number)
+{
+    if (!s->uniform) return fa_find_tile(p, number, QUERIES);
+    fa_tile t;
+    const uint32_t tiles = (uint32_t)p->tiles, heads = (uint32_t)p->heads_q;
+    const uint32_t outer = (uint32_t)fa_divide_by(number, s->by_tiles);
+    const uint32_t batch = (uint32_t)fa_divide_by(outer, s->by_heads), head = outer - batch * heads;
+    t.batch = t.block_q = t.block_k = batch;
+    t.head = head;
+    t.head_kv = fa_divide_by(head, s->by_group);
+    t.first = (tiles - 1 - ((uint32_t)number - outer * tiles)) * QUERIES;
+    t.start_q = t.start_k = 0;
+    t.n_q = t.room_q = p->rows_q;
+    t.n_k = p->max_k;
+    t.diagonal = p->diagonal_given ? p->diagonal : t.n_k - t.n_q;
+    return t;
+}
+
+FA_DEVICE fa_sm90_reach find_reach(const fa_attention_params *p, const fa_sm90_params *s,
+                                   const fa_tile *t)
+{
+    if (s->uniform) return s->reach;
+    return fa_sm90_find_reach(p->causal, p->window_left, p->window_right, t->diagonal);
+}
+
 /* The key tiles that the queries may see: at least one, which may be completely masked. */
-FA_DEVICE void find_key_tiles(const fa_attention_params *p, work_tile *w)
+FA_DEVICE void find_key_tiles(const fa_attention_params *p, const fa_sm90_params *s, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
-    const int64_t center = t->first + t->diagonal;
-    int64_t right = p->causal ? 0 : UNBOUNDED; /* keys that a query sees beyond its own position */
-    if (p->window_right >= 0) right = fa_min64(right, p->window_right);
-    w->queries = (int32_t)fa_max64(0, fa_min64(t->n_q - t->first, QUERIES));
+    const fa_sm90_reach reach = find_reach(p, s, t);
+    const int first = (int)t->first;
+    w->queries = max(0, min((int)t->n_q - first, QUERIES));
     w->n_k = (int32_t)t->n_k;
-    w->hi = right >= UNBOUNDED ? UNBOUNDED : saturate(center + right + 1);
-    w->lo = p->window_left < 0 ? -UNBOUNDED : saturate(center - p->window_left);
+    w->hi = reach.hi >= UNBOUNDED ? UNBOUNDED : min(reach.hi + first, UNBOUNDED);
+    w->lo = reach.lo <= -UNBOUNDED ? -UNBOUNDED : min(reach.lo + first, UNBOUNDED);
     const int lo = max(w->lo, 0), hi = find_key_range(w, QUERIES - 1).hi;
     const int first_key = lo < hi ? lo / FA_SM90_KEY_ALIGNMENT * FA_SM90_KEY_ALIGNMENT : 0;
     w->first_key = first_key;
@@ -175,12 +198,12 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     const fa_tile *t = &w->query_tile;
     const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
     const int64_t row = task * QUERIES;
-    w->query_tile = fa_find_tile(p, part.head * p->tiles + p->tiles - 1 - part.tile, QUERIES);
+    w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = (char *)(s->split.out + row * VALUE_DIM);
     w->sums = s->split.sums + row;
-    find_key_tiles(p, w);
+    find_key_tiles(p, s, w);
     take_part(&s->split, part.number, w);
     find_tiles_of_consumers(w);
     find_options(p, s, w);
@@ -196,11 +219,11 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
 {
     if (task < 0) return false;
     const fa_tile *t = &w->query_tile;
-    w->query_tile = fa_find_tile(p, task, QUERIES);
+    w->query_tile = find_query_tile(p, s, task);
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
-    find_key_tiles(p, w);
+    find_key_tiles(p, s, w);
     find_tiles_of_consumers(w);
     find_options(p, s, w);
     return true;

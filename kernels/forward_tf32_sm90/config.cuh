@@ -74,6 +74,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define SPLIT 0
 #define DYNAMIC 0
 #define BALANCED 0
+#define DESCRIBES_FIRST 0
 #define SINGLE_TILES 0
 
 /* Registers of a thread for accumulators of the outputs. */

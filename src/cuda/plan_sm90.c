@@ -8,7 +8,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "../../kernels/common/causal_schedule.h"
 #include "../../kernels/common/flat_rows.h"
 #include "../../kernels/forward_f16x3_sm90/forward_f16x3_sm90.h"
 #include "../../kernels/forward_tf32_sm90/forward_tf32_sm90.h"
@@ -58,11 +57,18 @@ static int rows_v(const fa_variant *v)
 /* The kernel counts rows and keys of a sequence, plus a tile and a mask's edge, in 32 bits. */
 static const int64_t max_rows = (1 << 30) - 4096;
 
-/* The number of rows that are computed if tiles have this many queries. */
-static int64_t padded_rows(const fa_problem *p, const fa_variant *v)
+static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
+
+/* Query tiles of a head. */
+static int64_t count_tiles(const fa_problem *p, const fa_variant *v)
 {
-    const int queries = count_queries(v);
-    return (p->rows_q + queries - 1) / queries * queries;
+    return fa_cuda_count_tiles(p->rows_q, count_queries(v));
+}
+
+/* Whether a block for each work tile is enough. */
+static bool fits_one_round(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+{
+    return count_heads(p) * count_tiles(p, v) <= device->multiprocessors;
 }
 
 /* Whether each row sees few keys. Lengths that only the device knows are ignored, because the choice
@@ -80,13 +86,20 @@ static bool has_short_rows(const fa_problem *p)
 
 /* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.
  * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a causal
- * mask hides more of a larger tile (measured on an H200). */
+ * mask hides more of a larger tile (measured on an H200), unless the larger ones need one round of blocks, and the smaller
+ * ones two. At head dims 65 to 96 smaller query tiles have larger key tiles, which are better but in short rows. */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
-                                const fa_variant *more)
+                                const fa_variant *more, const fa_cuda_device *device)
 {
+    const int64_t short_row = 512;
+    if (!is_float32(fewer) && fewer->head_dim > 64) return p->causal || p->n_k > short_row;
     if (p->cu_seqlens_q) return false;
+    if (!is_float32(fewer) && !p->batch_invariant && fits_one_round(p, more, device) &&
+        !fits_one_round(p, fewer, device))
+        return false;
     if (p->rows_q <= (p->causal && is_float32(fewer) ? 2048 : 1024)) return true;
-    return 32 * padded_rows(p, more) > 33 * padded_rows(p, fewer);
+    return 32 * count_tiles(p, more) * count_queries(more) >
+           33 * count_tiles(p, fewer) * count_queries(fewer);
 }
 
 /* ---- Maps ------------------------------------------------------------------------------------ */
@@ -155,26 +168,29 @@ static bool has_options(const fa_variant *v, int options)
     return v->options == options || (several && options && !(options & ~v->options));
 }
 
-static bool takes(const fa_variant *v, const fa_problem *p, int options)
+static bool takes(const fa_variant *v, const fa_problem *p, int options,
+                  const fa_cuda_device *device)
 {
     if (!is_float32(v) && v->element != (fa_element)p->q.dtype) return false;
     if (p->d > v->head_dim || p->d_v > v->value_dim * v->cluster) return false;
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
     if (!has_options(v, options)) return false;
     if (v->short_rows && !has_short_rows(p)) return false;
-    return !v->few_queries || wants_fewer_queries(p, v, next_variant(v));
+    return !v->few_queries || wants_fewer_queries(p, v, next_variant(v), device);
 }
 
-static const fa_variant *find_variant(const fa_problem *p, int first, int end, int options)
+static const fa_variant *find_variant(const fa_problem *p, int first, int end, int options,
+                                      const fa_cuda_device *device)
 {
     for (int i = first; i < end; i++)
-        if (takes(&fa_variants[i], p, options)) return &fa_variants[i];
+        if (takes(&fa_variants[i], p, options, device)) return &fa_variants[i];
     return NULL;
 }
 
-static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
-
 static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
+
+/* The causal pairs of so many heads: with an odd number of work tiles, two heads share one for their middle tiles. */
+static int64_t count_pairs(int64_t heads, int64_t tiles) { return (heads * tiles + 1) / 2; }
 
 /* If only the device knows the lengths, each block takes few tasks, and the hardware starts a block when another has
  * ended. But a block can load a task's first keys in time only during a previous task. So it takes several tasks, as long
@@ -197,7 +213,7 @@ static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
     int64_t clusters = ((int64_t)device->multiprocessors + l->cluster - 1) / l->cluster;
     if (fa_cuda_has_own_lengths(p))
         clusters =
-            may_pair(p) ? count_heads(p) * fa_causal_pairs(l->tiles) : count_shares(clusters, l);
+            may_pair(p) ? count_pairs(count_heads(p), l->tiles) : count_shares(clusters, l);
     if (clusters > l->tasks) clusters = l->tasks;
     const int64_t max = fa_cuda_grid(INT64_MAX) / l->cluster;
     return (uint32_t)(clusters < max ? clusters : max) * l->cluster;
@@ -217,23 +233,46 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
     return l->tasks <= INT32_MAX && (p->d <= 64 || l->tiles >= many);
 }
 
+/* How many of the last heads are in no pairs, if they have so many work tiles at least. With an odd number of work tiles
+ * the other heads are an even number. */
+static int64_t count_last_heads(const fa_problem *p, const fa_cuda_plan_launch *l, int64_t tasks)
+{
+    const int64_t heads = count_heads(p), last = (tasks + l->tiles - 1) / l->tiles;
+    if (last >= heads) return heads;
+    return last + (l->tiles & (heads - last) & 1);
+}
+
 /* The number of heads with a balanced schedule: enough for two work tiles for each block. The schedule takes some 15 us to
- * compute, in which each block needs pairs to work on. If there are too few, the work tiles of all heads are shared out
- * by a method that takes no time (H200, head dim 64, us by that method and with a balanced schedule: 84 heads of 1,152 rows, 18 key tiles a block,
- * 46.4, 52.9; 72 of 1,984, 57, 95.2, 98.7; 200 of 1,280, 72, 128.0, 123.9). */
+ * compute, in which each block needs pairs to work on. 0: there are too few, or there is no such schedule (H200, head
+ * dim 64, us with the alternating schedule of all heads and with a balanced one: 84 heads of 1,152 rows, 18 key tiles a
+ * block, 46.4, 52.9; 72 of 1,984, 57, 95.2, 98.7; 200 of 1,280, 72, 128.0, 123.9). */
 static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     const double enough = 64 * 128 * 64; /* key tiles times queries times columns, of a block */
     const int64_t heads = count_heads(p), blocks = l->grid;
     if (!wants_balance(p, l)) return 0;
-    const int64_t balanced = (2 * blocks + l->tiles - 1) / l->tiles;
-    const int64_t pairs = (heads - balanced) * fa_causal_pairs(l->tiles);
+    const int64_t balanced = count_last_heads(p, l, 2 * blocks);
+    const int64_t pairs = count_pairs(heads - balanced, l->tiles);
     const fa_variant *v = &fa_variants[l->variant];
     const int64_t key_tiles = fa_cuda_count_tiles((l->tiles + 1) * count_queries(v), v->keys);
     const double work =
         (double)(key_tiles * count_queries(v) * p->d) / (double)blocks; /* of a pair */
-    if (pairs < blocks || (double)pairs * work < enough) return heads;
+    if (pairs < blocks || (double)pairs * work < enough) return 0;
     return balanced * l->tiles <= FA_SM90_MAX_BALANCED_TASKS / 2 * blocks ? balanced : 0;
+}
+
+/* The number of heads with the alternating schedule, if none is balanced: those of the last two to four work tiles of a
+ * block. The others are in pairs, so that a head's keys are read at the same time; all are if blocks have nearly equally
+ * many pairs. */
+static int64_t count_alternating_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const int64_t blocks = l->grid, tasks = l->tasks, pairs = count_pairs(count_heads(p), l->tiles);
+    if (fa_cuda_has_own_lengths(p) || is_float32(&fa_variants[l->variant]) || l->cluster > 1)
+        return 0;
+    if (100 * pairs > 96 * fa_cuda_count_tiles(pairs, blocks) * blocks) return 0;
+    const int64_t paired_rounds = tasks / (2 * blocks) - 1;
+    if (paired_rounds < 1) return count_heads(p);
+    return count_last_heads(p, l, tasks - 2 * blocks * paired_rounds);
 }
 
 /* Whether the schedule is dynamic: if rows are so short that memory limits the rate, because multiprocessors get unequal
@@ -244,7 +283,6 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
     const int64_t short_row = 256;
     if (options || l->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
     if (is_float32(&fa_variants[l->variant])) return false;
-    if (may_pair(p) && l->tiles > 1) return false;
     return p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid && l->tasks < INT32_MAX;
 }
 
@@ -257,12 +295,35 @@ void fa_cuda_set_sm90_order(const fa_problem *p, const fa_cuda_plan_launch *l,
     const int64_t takers = l->grid / l->cluster; /* blocks, or clusters of them */
     params->task_kind = FA_SM90_WORK_TILES;
     params->tasks = l->tasks;
-    params->balanced_heads = 0;
+    params->balanced_heads = params->alternating_heads = 0;
     params->counter = -1; /* the launch may give it one */
-    if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks) return;
+    params->by_pairs = fa_reciprocal_of(1);
+    if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks || l->tasks > INT32_MAX) return;
+    if (l->sm90.dynamic) {
+        params->alternating_heads = (int32_t)count_last_heads(p, l, 2 * takers);
+        return;
+    }
+    params->by_pairs = fa_reciprocal_of(l->tiles % 2 ? l->tiles : l->tiles / 2);
     params->task_kind = FA_SM90_CAUSAL_PAIRS;
-    params->balanced_heads = (int32_t)count_balanced_heads(p, l);
-    params->tasks = (count_heads(p) - params->balanced_heads) * fa_causal_pairs(l->tiles);
+    const int64_t balanced = count_balanced_heads(p, l);
+    const int64_t alternating = balanced ? 0 : count_alternating_heads(p, l);
+    params->balanced_heads = (int32_t)balanced;
+    params->alternating_heads = (int32_t)alternating;
+    params->tasks = count_pairs(count_heads(p) - balanced - alternating, l->tiles);
+}
+
+static fa_reciprocal reciprocal_of(int64_t b) { return fa_reciprocal_of(b < 1 ? 1 : b); }
+
+/* What the host knows of work tiles. */
+static void set_uniform(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90_params *params)
+{
+    const int64_t diagonal = p->diagonal_given ? p->diagonal : p->n_k - p->rows_q;
+    params->uniform = !fa_cuda_has_own_lengths(p) && l->tasks <= INT32_MAX;
+    params->reach = fa_sm90_find_reach(p->causal, p->window_left, p->window_right, diagonal);
+    if (!params->uniform) return;
+    params->by_tiles = reciprocal_of(l->tiles);
+    params->by_heads = reciprocal_of(p->heads_q);
+    params->by_group = reciprocal_of(p->heads_kv < 1 ? 1 : p->heads_q / p->heads_kv);
 }
 
 bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_cuda_encoder *encode,
@@ -274,6 +335,7 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_c
     params->v_step = fa_cuda_map_steps(&p->v);
     params->box_rows = (int32_t)l->sm90.maps[2].box[1];
     fa_cuda_set_sm90_order(p, l, params);
+    set_uniform(p, l, params);
     params->bias_step = fa_cuda_map_steps(&bias);
     params->bias_mapped = l->sm90.bias_mapped;
     fa_sm90_map *const maps[] = {&params->q, &params->k, &params->v, &params->bias};
@@ -334,7 +396,7 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
 static bool plan_any(const fa_problem *p, int first, int end, int options,
                      const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
 {
-    const fa_variant *v = find_variant(p, first, end, options);
+    const fa_variant *v = find_variant(p, first, end, options, device);
     if (v) return plan_variant(p, v, options, device, plan, why, size);
     fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
     return false;

@@ -267,7 +267,7 @@ static double alternating_seconds(const shape *s, int64_t block, int64_t blocks)
     const int64_t work_tiles = s->tiles * s->heads;
     double seconds = 0;
     for (int64_t i = 0; i * blocks < work_tiles; i++) {
-        const int64_t n = i * blocks + (i % 2 == 0 ? block : blocks - 1 - block);
+        const int64_t n = i * blocks + (i % 2 == 0 ? blocks - 1 - block : block);
         if (n < work_tiles)
             seconds += round_seconds(s, count_key_tiles(s, s->tiles - 1 - fa_divide(n, s->heads)));
     }
@@ -285,10 +285,11 @@ static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
     fa_cuda_set_sm90_order(p, l, &order);
     if (order.task_kind == FA_SM90_WORK_TILES)
         return (double)fa_cuda_count_tiles(l->tasks, blocks) * longest;
-    if (order.balanced_heads == s.heads)
+    if (order.alternating_heads == s.heads)
         return fmax(alternating_seconds(&s, 0, blocks),
                     alternating_seconds(&s, blocks - 1, blocks));
-    if (order.balanced_heads > 0) return (double)l->tasks / (double)blocks * pair / 2;
+    if (order.balanced_heads + order.alternating_heads > 0)
+        return (double)l->tasks / (double)blocks * pair / 2;
     return (double)fa_cuda_count_tiles(order.tasks, blocks) * pair;
 }
 
@@ -433,7 +434,7 @@ bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l
     params->split = fa_cuda_split_of(p, l);
     params->task_kind = FA_SM90_WORK_TILES;
     params->tasks = params->split.first_task[params->split.parts];
-    params->balanced_heads = 0;
+    params->balanced_heads = params->alternating_heads = 0;
     return true;
 }
 
