@@ -48,16 +48,20 @@ FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_s
     const uint32_t queries = (uint32_t)split->queries, blocks = (queries + rows - 1) / rows;
     const uint32_t task = blockIdx.x / blocks, own = threadIdx.x / groups;
     const uint32_t row = own < rows ? (blockIdx.x - task * blocks) * rows + own : queries;
-    const fa_sm90_part part = fa_sm90_find_part(split, (int32_t)task);
     row_columns at;
-    *number = fa_opaque((uint32_t)(part.head * p->tiles + p->tiles - 1 - part.tile));
+    *number = fa_opaque(task);
+    if (!split->sequence_tiles) {
+        const fa_sm90_part part = fa_sm90_find_part(split, (int32_t)task);
+        *number = fa_opaque((uint32_t)(part.head * p->tiles + p->tiles - 1 - part.tile));
+    }
     at.column = (int)(fa_opaque(threadIdx.x - own * groups) * COLUMNS);
     at.row = (int)fa_opaque(row);
     at.first_row = (int)(fa_opaque(task) * queries) + at.row;
     return at;
 }
 
-/* Finds the row among those of its sequence. False if there is none. */
+/* Finds the row among those of its sequence. False if there is none. Tiles of the second launch are numbered over all rows
+ * in any case, because rows of no sequence get zeros. */
 FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split,
                           const fa_tile *t, row_columns *at)
 {
@@ -68,6 +72,13 @@ FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *spl
     at->row = (int)(t->start_q + i);
     at->lse = fa_row_index(p, t, i);
     at->no_query = i >= t->n_q;
+    if (split->sequence_tiles) {
+        const int32_t tile = (int32_t)fa_divide(t->first, split->queries);
+        const int32_t task = fa_sm90_task_of(
+            split, 0, (int32_t)t->batch * split->sequence_tiles + tile, at->head);
+        at->first_row = task * split->queries + (int32_t)(i - t->first);
+        at->no_query |= tile >= split->sequence_tiles; /* more queries than the caller has promised */
+    }
     at->parts = at->no_query ? 0 : split->parts;
     return true;
 }

@@ -14,9 +14,12 @@
  *
  * If lengths are on the device, only the device knows how many key tiles a query tile sees. Then all query tiles have the
  * same number of parts, which have equal shares of its key tiles: part_tiles is 0, and all of first_tile. Shares are empty
- * where there are fewer key tiles than parts. Heads are those of one batch item if queries are packed, because tiles are
- * then numbered over all rows (common/packed.h); the tasks of numbers without rows are left out. The second launch has a
- * variant of its own (own_lengths in variants.h), whose blocks find their rows by the lengths.
+ * where there are fewer key tiles than parts. The second launch has a variant of its own (own_lengths in variants.h), whose
+ * blocks find their rows by the lengths.
+ *
+ * If queries are packed, heads are those of one batch item. Tiles are numbered over all rows (common/packed.h), where some
+ * numbers have no rows, or by sequence: tile t is number t % sequence_tiles of sequence t / sequence_tiles. The planner
+ * chooses what has fewer numbers, because a block without rows takes a multiprocessor for some microseconds.
  *
  * Task n leaves the sums of its rows, before they are divided, in slot n of the workspace.
  */
@@ -54,6 +57,7 @@ typedef struct fa_sm90_split {
     int32_t part_tiles, parts;  /* part_tiles 0: parts are equal shares */
     int32_t heads, tiles;       /* of all batch items; query tiles of a head */
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
+    int32_t sequence_tiles;     /* of a packed sequence; 0: tiles are numbered over all rows */
     int32_t first_tile[FA_SM90_PARTS],
         first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
 } fa_sm90_split;

@@ -190,6 +190,17 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
 
 #if SPLIT
 
+/* The query tile of a part, if tiles are numbered by sequence. */
+FA_DEVICE fa_tile find_tile_of_sequence(const fa_attention_params *p, const fa_sm90_split *split,
+                                        const fa_sm90_part *part)
+{
+    const uint32_t tiles = (uint32_t)split->sequence_tiles, batch = (uint32_t)part->tile / tiles;
+    fa_tile t;
+    fa_locate_sequence(p, batch, part->head, &t);
+    t.first = (int64_t)((uint32_t)part->tile - batch * tiles) * QUERIES;
+    return t;
+}
+
 /* Task number `task`: a query tile and a part of its keys. Returns false if there are no rows, or no such task. */
 FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
                                   int64_t task, work_tile *w)
@@ -198,7 +209,8 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     const fa_tile *t = &w->query_tile;
     const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
     const int64_t row = task * QUERIES;
-    w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
+    if (s->split.sequence_tiles) w->query_tile = find_tile_of_sequence(p, &s->split, &part);
+    else w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = (char *)(s->split.out + row * VALUE_DIM);

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "../../kernels/common/packed.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 #include "cuda/plan_sm90.h"
@@ -18,6 +19,7 @@ static const double products_rate = 650e12; /* of the device, floating-point ope
 static const double narrow_rate = 550e12; /* for head dims to 64, where the softmax takes longer */
 static const double device_multiprocessors = 132; /* with which the device reaches these rates */
 static const double task_seconds = 1.5e-6;        /* of a task besides its key tiles */
+static const double block_seconds = 5e-6; /* the same if each task has a block, which begins when another has ended */
 static const double merge_seconds = 2.5e-6;       /* of the second launch besides its loads */
 static const double memory_rate = 3e12; /* bytes a second, of sums that are stored and loaded */
 
@@ -345,6 +347,15 @@ static int64_t count_work_tiles(const fa_problem *p, const shape *s)
     return p->heads_q * (each <= packed / p->batch ? each * p->batch : packed);
 }
 
+/* The query tiles of a packed sequence, if there are fewer numbers by sequence than over all rows; otherwise 0. A sequence
+ * with seqlens_q may have more rows than max_seqlen_q, to be zeroed. */
+static int64_t count_sequence_tiles(const fa_problem *p, int queries)
+{
+    const int64_t each = fa_cuda_count_tiles(p->max_q, queries);
+    if (!p->cu_seqlens_q || p->seqlens_q || p->batch < 1) return 0;
+    return each <= FA_PACKED_TILES(p->rows_q, queries, p->batch) / p->batch ? each : 0;
+}
+
 /* What the multiprocessors have to do. */
 typedef struct work {
     int64_t tiles;           /* work tiles */
@@ -362,16 +373,17 @@ static work find_work(const fa_problem *p, const shape *s)
 static double shares_seconds(const shape *s, const work *w, int64_t parts, int64_t blocks)
 {
     const double rounds = (double)fa_cuda_count_tiles(w->tiles * parts, blocks);
-    return fmax(ceil(w->longest / (double)parts) * s->tile_seconds + task_seconds,
-                rounds * (w->average / (double)parts * s->tile_seconds + task_seconds));
+    return fmax(ceil(w->longest / (double)parts) * s->tile_seconds + block_seconds,
+                rounds * (w->average / (double)parts * s->tile_seconds + block_seconds));
 }
 
 /* The number of tasks, also of those without rows. */
 static int64_t count_share_tasks(const fa_problem *p, const shape *s, int64_t parts)
 {
+    const int64_t each = count_sequence_tiles(p, s->queries);
     fa_cuda_plan_launch l;
     fa_cuda_set_query_tasks(p, s->queries, &l);
-    return l.tasks * parts;
+    return parts * (each ? each * p->batch * p->heads_q : l.tasks);
 }
 
 /* How many parts, and the time with them. They fill two rounds at most: more would only be shorter. */
@@ -397,7 +409,8 @@ static fa_sm90_split share_keys(const fa_problem *p, const shape *s, int64_t par
                            .heads = (int32_t)heads,
                            .tiles = (int32_t)fa_divide(tasks, heads),
                            .queries = s->queries,
-                           .value_dim = s->variant->value_dim};
+                           .value_dim = s->variant->value_dim,
+                           .sequence_tiles = (int32_t)count_sequence_tiles(p, s->queries)};
     for (int32_t part = 0; part <= split.parts; part++)
         split.first_task[part] = part * (int32_t)tasks;
     return split;

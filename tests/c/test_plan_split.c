@@ -202,17 +202,23 @@ static void check_shares(const fa_problem *p, const fa_cuda_plan *plan)
     const fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
     const fa_sm90_split *split = &l->sm90.split;
     const int32_t tasks = split->first_task[split->parts];
-    const int64_t plain = l->tasks, rows_of_block = 128 / ((p->d_v + 7) / 8);
+    const int64_t plain = l->tasks, slots = split->first_task[1],
+                  rows_of_block = 128 / ((p->d_v + 7) / 8);
     int *const seen = calloc((size_t)tasks, sizeof *seen);
-    CHECK(split->part_tiles == 0 && split->parts >= 2 && tasks == plain * split->parts,
+    CHECK(split->part_tiles == 0 && split->parts >= 2 && tasks == slots * split->parts,
           "%d parts, %d tasks", (int)split->parts, (int)tasks);
+    if (split->sequence_tiles)
+        CHECK(slots == split->sequence_tiles * p->batch * p->heads_q && slots <= plain &&
+                  split->sequence_tiles * split->queries >= p->max_q,
+              "%lld slots", (long long)slots);
+    else CHECK(slots == plain, "%lld slots", (long long)slots);
     for (int32_t task = 0; task < tasks; task++) {
         const fa_sm90_part part = fa_sm90_find_part(split, task);
         CHECK(fa_sm90_task_of(split, part.number, part.tile, part.head) == task &&
                   fa_sm90_count_parts(split, part.tile) == split->parts,
               "task %d", (int)task);
-        const int64_t number = part.head * l->tiles + l->tiles - 1 - part.tile;
-        CHECK(number >= 0 && number < plain && seen[part.number * plain + number]++ == 0,
+        const int64_t number = part.head * split->tiles + split->tiles - 1 - part.tile;
+        CHECK(number >= 0 && number < slots && seen[part.number * slots + number]++ == 0,
               "task %d is part %d of work tile %lld", (int)task, (int)part.number,
               (long long)number);
     }

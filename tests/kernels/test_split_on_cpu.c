@@ -29,8 +29,10 @@
 
 enum { PROBLEMS = 1500, LENGTH_PROBLEMS = 400, PEAKED_PROBLEMS = 52, EACH = 8, EACH_OF_SAMPLE = 3 };
 
-/* An additional option of problems (sample_takes) beside kinds of peaked rows: packed queries over pages. */
-static const uint64_t packed_over_pages_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 4);
+/* Additional options of problems (sample_takes) beside kinds of peaked rows: packed queries over pages, and tiles that are
+ * numbered by sequence. */
+static const uint64_t packed_over_pages_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 4),
+                      by_sequence_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 5);
 
 /* The variants, one FORM(name) each: the build writes them. */
 typedef struct parameters {
@@ -58,6 +60,7 @@ static int runs[FA_VARIANTS], max_runs = INT_MAX;
  * of queries and keys that are packed or not. */
 static int with_parts[FA_SM90_PARTS + 1], causal, windows, sinks, lse;
 static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages;
+static int by_sequence;
 
 /* How a call is run. */
 typedef struct machine {
@@ -141,7 +144,8 @@ static bool wants(void *context, const random_call *call)
     return plan_call(number, &p, &plan, NULL, 0) && runs[plan.launches[0].variant] < max_runs &&
            sample_takes(&p, &plan,
                         other_options |
-                            (p.cu_seqlens_q && p.block_table ? packed_over_pages_bit : 0));
+                            (p.cu_seqlens_q && p.block_table ? packed_over_pages_bit : 0) |
+                            (plan.launches[0].sm90.split.sequence_tiles ? by_sequence_bit : 0));
 }
 
 static void count(const fa_problem *p, const fa_cuda_plan *plan)
@@ -158,6 +162,7 @@ static void count(const fa_problem *p, const fa_cuda_plan *plan)
     keys_by_length += p->seqlens_k != NULL;
     pages += p->block_table != NULL;
     packed_over_pages += p->block_table && p->cu_seqlens_q;
+    by_sequence += plan->launches[0].sm90.split.sequence_tiles > 0;
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -294,6 +299,8 @@ int main(int argc, char **argv)
                      pages && packed_over_pages),
         "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
         packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
+    CHECK(argc > 1 || (by_sequence && by_sequence < packed_queries),
+          "%d of %d packed problems by sequence", by_sequence, packed_queries);
     CHECK(argc > 1 || (with_parts[2] && with_parts[3]), "no problem had two or three parts");
     if (argc > 2) {
         printf("%5d problems: %d causal, %d windows, %d sinks, %d lse\n", done, causal, windows,
@@ -302,6 +309,7 @@ int main(int argc, char **argv)
                "queries\n",
                packed_queries, packed_keys, queries_by_length, keys_by_length, pages,
                packed_over_pages);
+        printf("%5d with tiles by sequence\n", by_sequence);
         for (int i = 2; i <= FA_SM90_PARTS; i++) printf("%5d with %d parts\n", with_parts[i], i);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
