@@ -74,10 +74,11 @@ FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *spl
     at->no_query = i >= t->n_q;
     if (split->sequence_tiles) {
         const int32_t tile = (int32_t)fa_divide(t->first, split->queries);
-        const int32_t task = fa_sm90_task_of(
-            split, 0, (int32_t)t->batch * split->sequence_tiles + tile, at->head);
+        const int32_t task =
+            fa_sm90_task_of(split, 0, (int32_t)t->batch * split->sequence_tiles + tile, at->head);
         at->first_row = task * split->queries + (int32_t)(i - t->first);
-        at->no_query |= tile >= split->sequence_tiles; /* more queries than the caller has promised */
+        at->no_query |=
+            tile >= split->sequence_tiles; /* more queries than the caller has promised */
     }
     at->parts = at->no_query ? 0 : split->parts;
     return true;

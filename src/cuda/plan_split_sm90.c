@@ -19,9 +19,10 @@ static const double products_rate = 650e12; /* of the device, floating-point ope
 static const double narrow_rate = 550e12; /* for head dims to 64, where the softmax takes longer */
 static const double device_multiprocessors = 132; /* with which the device reaches these rates */
 static const double task_seconds = 1.5e-6;        /* of a task besides its key tiles */
-static const double block_seconds = 5e-6; /* the same if each task has a block, which begins when another has ended */
-static const double merge_seconds = 2.5e-6;       /* of the second launch besides its loads */
-static const double memory_rate = 3e12; /* bytes a second, of sums that are stored and loaded */
+static const double block_seconds =
+    5e-6; /* the same if each task has a block, which begins when another has ended */
+static const double merge_seconds = 2.5e-6; /* of the second launch besides its loads */
+static const double memory_rate = 3e12;     /* bytes a second, of sums that are stored and loaded */
 
 /* The model must be so many times as fast with split keys: it is not exact. */
 static const double least_gain = 1.1;
