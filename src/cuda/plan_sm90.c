@@ -84,15 +84,24 @@ static bool has_short_rows(const fa_problem *p)
     return FA_HAS_SHORT_ROWS(p, keys);
 }
 
+/* Rows times keys of a head that the variant computes without a mask. */
+static int64_t count_padded_pairs(const fa_problem *p, const fa_variant *v)
+{
+    return count_tiles(p, v) * count_queries(v) * fa_cuda_count_tiles(p->n_k, v->keys) * v->keys;
+}
+
 /* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.
  * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a causal
  * mask hides more of a larger tile (measured on an H200), unless the larger ones need one round of blocks, and the smaller
- * ones two. At head dims 65 to 96 smaller query tiles have larger key tiles, which are better but in short rows. */
+ * ones two. At head dims 65 to 96 smaller query tiles have larger key tiles, which are better but in short rows, and where they
+ * compute some 7% more: n 941 with head dim 96 takes 1,024 rows and keys, or 960. */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more, const fa_cuda_device *device)
 {
     const int64_t short_row = 512;
-    if (!is_float32(fewer) && fewer->head_dim > 64) return p->causal || p->n_k > short_row;
+    if (!is_float32(fewer) && fewer->head_dim > 64)
+        return p->causal || (p->n_k > short_row && 100 * count_padded_pairs(p, fewer) <=
+                                                       107 * count_padded_pairs(p, more));
     if (p->cu_seqlens_q) return false;
     if (!is_float32(fewer) && !p->batch_invariant && fits_one_round(p, more, device) &&
         !fits_one_round(p, fewer, device))

@@ -28,7 +28,7 @@ static const double memory_rate = 3e12;     /* bytes a second, of sums that are 
 static const double least_gain = 1.1;
 
 /* The same if lengths are on the device: they may be shorter than they can be, and merging has to read them. */
-static const double least_gain_of_shares = 1.2;
+static const double least_gain_of_shares = 1.15;
 
 /* The average length of packed sequences, relative to the longest one: a guess, because only the device knows. */
 static const double average_share = 0.7;

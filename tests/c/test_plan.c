@@ -510,6 +510,8 @@ static void test_short_rows(void)
                  {80, 1024, 512, false, false, -1, FA_VARIANT_forward_sm90_d80_bf16},
                  {80, 1024, 513, false, false, -1, FA_VARIANT_forward_sm90_d80_two_bf16},
                  {96, 1024, 512, false, false, -1, FA_VARIANT_forward_sm90_d96_bf16},
+                 {96, 941, 941, false, false, -1, FA_VARIANT_forward_sm90_d96_bf16},
+                 {96, 941, 941, false, true, -1, FA_VARIANT_forward_sm90_d96_two_bf16},
                  {96, 1024, 513, true, false, -1, FA_VARIANT_forward_sm90_d96_two_bf16},
                  {96, 100, 100, false, true, -1, FA_VARIANT_forward_sm90_d96_two_bf16},
                  {128, 5000, 2048, false, false, -1, FA_VARIANT_forward_sm90_d128_tracked_bf16},
