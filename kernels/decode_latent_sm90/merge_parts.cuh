@@ -1,6 +1,6 @@
 /*
  * Results of merged parts, or zeros of rows without keys. What is added up, and in which order, is as in decode_sm80/merge.cuh.
- * But a thread has all loads of some columns on their way, because all other blocks of the work tile have ended.
+ * But a thread has all loads of some columns on their way at the same time.
  */
 #ifndef FA_KERNELS_DECODE_LATENT_SM90_MERGE_PARTS_CUH
 #define FA_KERNELS_DECODE_LATENT_SM90_MERGE_PARTS_CUH

@@ -26,6 +26,9 @@ struct fa_cuda_family {
      * gradients are known, none of these will run the problem. */
     const fa_cuda_family *replaces[3];
 
+    /* Earlier families that run the problem if the data, which a query for the workspace may not have, are not aligned. */
+    const fa_cuda_family *unaligned[2];
+
     /* The family that runs the problem if the call has too little workspace; NULL: the call fails. */
     const fa_cuda_family *without_workspace;
 

@@ -127,22 +127,28 @@ static bool lacks_data(const fa_problem *p)
     return (queries && !p->q.data) || (keys && (!p->k.data || !p->v.data));
 }
 
+static void make_room_for(const fa_problem *p, const fa_cuda_device *device,
+                          const fa_cuda_family *family, fa_cuda_plan *plan)
+{
+    fa_cuda_plan other;
+    if (!fa_cuda_is_tried(family, device)) return;
+    fa_cuda_plan_begin(device, family, &other);
+    if (family->plan(p, device, &other, NULL, 0) && other.workspace_bytes > plan->workspace_bytes)
+        plan->workspace_bytes = other.workspace_bytes;
+}
+
 /* A family may refuse properties that such a problem does not show yet: other strides of gradients, or data that is not
- * aligned. Then a later family takes the problem, so the workspace has room for each of them. */
+ * aligned. Then a later family takes the problem, or one that gave way to it, so the workspace has room for each of them. */
 static void make_room(const fa_problem *p, const fa_cuda_device *device, int first,
                       fa_cuda_plan *plan)
 {
     const fa_cuda_family *const *replaced = plan->family->replaces;
+    const fa_cuda_family *const *unaligned = plan->family->unaligned;
+    for (int i = 0; i < 2 && unaligned[i]; i++) make_room_for(p, device, unaligned[i], plan);
     for (int i = first; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];
-        fa_cuda_plan other;
-        if (!fa_cuda_is_tried(family, device) || family == replaced[0] || family == replaced[1] ||
-            family == replaced[2])
-            continue;
-        fa_cuda_plan_begin(device, family, &other);
-        if (family->plan(p, device, &other, NULL, 0) &&
-            other.workspace_bytes > plan->workspace_bytes)
-            plan->workspace_bytes = other.workspace_bytes;
+        if (family != replaced[0] && family != replaced[1] && family != replaced[2])
+            make_room_for(p, device, family, plan);
     }
 }
 

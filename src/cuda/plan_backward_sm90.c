@@ -1018,7 +1018,8 @@ static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, cha
     const bool narrow = p->d <= 64 && p->d_v <= 64;
     const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS),
                   most = p->causal ? (narrow ? 8 : 5) : (narrow ? 4 : 3);
-    if (!is_chain(p) || tiles > most || (!p->causal && p->rows_q > 512)) return true;
+    const bool square = p->causal && p->rows_q < p->rows_k + FA_BACKWARD_SM90_QUERIES;
+    if (!is_chain(p) || tiles > most || (!square && p->rows_q > 512)) return true;
     return tiles > 2 && p->heads_kv * p->batch > count_chains_at_once(device, tiles);
 }
 

@@ -2,7 +2,7 @@
  * Mixed batches of a server: packed queries over a cache, where some sequences have few queries
  * (decode) and others many (a part of a prompt). Two launches share the sequences: one of decode_sm80, and
  * one of the forward kernels. Only the device knows which sequence belongs to which launch, from
- * cu_seqlens_q.
+ * cu_seqlens_q. Where there are few work tiles, all sequences have split keys instead (plan_split_sm90.c).
  *
  * mixed_beside: on Hopper both launches may run at the same time. decode_sm90, which waits for memory,
  * runs on some multiprocessors. forward_sm90, which computes, runs on the others, and on all when

@@ -90,18 +90,27 @@ static int64_t count_padded_pairs(const fa_problem *p, const fa_variant *v)
     return count_tiles(p, v) * count_queries(v) * fa_cuda_count_tiles(p->n_k, v->keys) * v->keys;
 }
 
+/* At head dims 65 to 96 smaller query tiles have larger key tiles. They are better but in short rows, and where they compute
+ * some 7% more: n 941 with head dim 96 takes 1,024 rows and keys, or 960. If lengths are on the device, the longest sequence
+ * counts, which must not matter under FA_BATCH_INVARIANT. */
+static bool has_better_key_tiles(const fa_problem *p, const fa_variant *fewer,
+                                 const fa_variant *more)
+{
+    const int64_t short_row = 512;
+    if (p->causal) return true;
+    if (fa_cuda_has_own_lengths(p)) return !p->batch_invariant && p->max_q > short_row;
+    return p->n_k > short_row &&
+           100 * count_padded_pairs(p, fewer) <= 107 * count_padded_pairs(p, more);
+}
+
 /* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.
  * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a causal
  * mask hides more of a larger tile (measured on an H200), unless the larger ones need one round of blocks, and the smaller
- * ones two. At head dims 65 to 96 smaller query tiles have larger key tiles, which are better but in short rows, and where they
- * compute some 7% more: n 941 with head dim 96 takes 1,024 rows and keys, or 960. */
+ * ones two. */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more, const fa_cuda_device *device)
 {
-    const int64_t short_row = 512;
-    if (!is_float32(fewer) && fewer->head_dim > 64)
-        return p->causal || (p->n_k > short_row && 100 * count_padded_pairs(p, fewer) <=
-                                                       107 * count_padded_pairs(p, more));
+    if (!is_float32(fewer) && fewer->head_dim > 64) return has_better_key_tiles(p, fewer, more);
     if (p->cu_seqlens_q) return false;
     if (!is_float32(fewer) && !p->batch_invariant && fits_one_round(p, more, device) &&
         !fits_one_round(p, fewer, device))
@@ -292,7 +301,9 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
 {
     const int64_t short_row = p->causal && p->d > 128 ? 384 : 256;
     if (options || l->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
-    if (is_float32(&fa_variants[l->variant])) return false;
+    const fa_variant *v = &fa_variants[l->variant];
+    if (is_float32(v) || (v->consumers == 3 && v->head_dim <= 64))
+        return false; /* they have none */
     return p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid && l->tasks < INT32_MAX;
 }
 

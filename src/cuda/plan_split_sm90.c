@@ -593,6 +593,7 @@ const fa_cuda_family fa_cuda_forward_split_sm90 = {
     .newest = 90,
     .does_few = true,
     .slower = is_split_slower,
+    .unaligned = {&fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed},
     .without_workspace = &fa_cuda_forward_sm90,
     .plan = plan_split,
 };

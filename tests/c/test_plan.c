@@ -527,6 +527,7 @@ static void test_short_rows(void)
         p.causal = cases[i].causal;
         p.window_left = cases[i].window;
         p.window_right = -1;
+        p.max_q = cases[i].rows_q;
         if (cases[i].packed) p.cu_seqlens_q = p.cu_seqlens_k = cu;
         const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &p, &devices[H200]);
         CHECK(plan.launches[0].variant == cases[i].variant, "%s, expected %s", name_of(&plan),
@@ -551,6 +552,31 @@ static void test_one_round(void)
         p.causal = true;
         p.batch_invariant = cases[i].invariant;
         expect_variant(&p, &devices[H200], cases[i].variant);
+    }
+}
+
+/* The shape of tiles does not depend on how many packed sequences there are, if results must not; without the flag the longest
+ * one counts. */
+static void test_packed_shapes(void)
+{
+    static const int32_t cu[1];
+    static const struct {
+        int64_t d, rows, longest;
+        bool invariant;
+        int variant;
+    } cases[] = {{80, 400, 400, true, FA_VARIANT_forward_sm90_d80_bf16},
+                 {80, 1600, 400, true, FA_VARIANT_forward_sm90_d80_bf16},
+                 {96, 400, 400, true, FA_VARIANT_forward_sm90_d96_bf16},
+                 {96, 1600, 400, true, FA_VARIANT_forward_sm90_d96_bf16},
+                 {96, 1600, 400, false, FA_VARIANT_forward_sm90_d96_bf16},
+                 {96, 1600, 600, false, FA_VARIANT_forward_sm90_d96_two_bf16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_mapped(8, cases[i].rows, cases[i].d, cases[i].d);
+        p.cu_seqlens_q = p.cu_seqlens_k = cu;
+        p.max_q = cases[i].longest;
+        p.batch_invariant = cases[i].invariant;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &p, &devices[H200]);
+        CHECK(plan.launches[0].variant == cases[i].variant, "case %d: %s", (int)i, name_of(&plan));
     }
 }
 
@@ -1620,6 +1646,7 @@ int main(void)
     test_packed();
     test_short_rows();
     test_one_round();
+    test_packed_shapes();
     test_causal_orders();
     test_packed_shares();
     test_refusals();

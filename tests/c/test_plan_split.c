@@ -309,6 +309,24 @@ static void test_mixed(void)
     }
 }
 
+/* A query without data has room for what runs if they are not aligned: another family than this one, in front of it. */
+static void test_unaligned(void)
+{
+    static _Alignas(16) char memory[64];
+    fa_problem p = make_chunk(2, 2, 136, 32768, 64);
+    fa_cuda_plan plan;
+    p.max_q = 128;
+    p.q.data = p.k.data = p.v.data = p.out.data = NULL;
+    CHECK(plan_by(NULL, &p, &plan), "no plan");
+    CHECK(plan.family == split_family, "%s", plan.family->name);
+    const size_t room = plan.workspace_bytes;
+    p.k.data = p.v.data = p.out.data = memory;
+    p.q.data = memory + 8;
+    CHECK(plan_by(NULL, &p, &plan), "no plan");
+    CHECK(plan.family != split_family && plan.workspace_bytes <= room, "%s: %zu bytes of %zu",
+          plan.family->name, plan.workspace_bytes, room);
+}
+
 static void test_refusals(void)
 {
     static const float numbers[] = {1};
@@ -373,6 +391,7 @@ int main(void)
     test_lengths();
     test_kinds_of_lengths();
     test_mixed();
+    test_unaligned();
     test_refusals();
     test_by_name();
     test_workspace();
