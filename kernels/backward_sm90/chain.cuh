@@ -53,7 +53,8 @@ FA_DEVICE void expect_dq(const pipeline *pipe, const consumer_state *c, int use)
         ptx_mbarrier_arrive_expect(dq_received(pipe->state, c->number, use), DQ_PART);
 }
 
-/* Adds what the block before has sent. */
+/* Adds what the block before has sent. The wait's scope is the block: one of the cluster would also empty the first-level cache,
+ * which shared memory does not go through. */
 FA_DEVICE void receive_dq(const pipeline *pipe, consumer_state *c, const char *sums, int use)
 {
     ptx_mbarrier_wait(dq_received(pipe->state, c->number, use), chain_parity(use));

@@ -33,11 +33,12 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
-/* The buffers of a chain are aligned behind at least 512 bytes. */
-#if !CHAINED
-#define STATE_ALIGNMENT 8
-#else
+/* Static shared memory of a chain is a multiple of 512 bytes. So the dynamic one, which follows it, begins there, and less room is
+ * needed to align the buffers (FA_BACKWARD_SM90_PADDING). */
+#if CHAINED
 #define STATE_ALIGNMENT 512
+#else
+#define STATE_ALIGNMENT 8
 #endif
 
 typedef struct shared_state {
@@ -134,7 +135,8 @@ FA_DEVICE bool leaves_ds(const pipeline *pipe)
 }
 
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
-/* The slot of a tile's rows. It is used again a stage's use later than the stage, or at the same time. */
+
+/* The slot of a tile's rows. There are at least as many as stages, so it is free when the tile's stage is. */
 FA_DEVICE int slot_of(int count) { return (int)((uint32_t)count % ROW_SLOTS); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
 

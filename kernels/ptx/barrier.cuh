@@ -126,8 +126,8 @@ FA_DEVICE bool ptx_mbarrier_is_over(uint64_t *barrier, int parity)
 }
 
 /* Arrives at the same barrier of block `peer` of the cluster, if condition is not 0. It tells the peer that
- * completed products no longer read shared memory. It orders no other accesses: a release to the cluster
- * would also wait for stores to global memory. */
+ * shared memory is no longer read, by products, loads or copies that the thread knows to be complete. It orders no
+ * other accesses: a release to the cluster would also wait for stores to global memory. */
 FA_DEVICE void ptx_mbarrier_arrive_peer_if(uint64_t *barrier, int peer, int condition)
 {
     asm volatile("{\n"
@@ -202,7 +202,7 @@ FA_DEVICE void ptx_cluster_wait(void)
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* Both. */
+/* Arrives at the cluster's barrier, and waits for it. */
 FA_DEVICE void ptx_cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release;\n"
