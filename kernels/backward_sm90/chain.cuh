@@ -127,6 +127,7 @@ enum {
     CHAIN_ROWS = ROWS_AT_ONCE * ROW_STEP /* two query tiles */
 };
 static_assert(ROW_LANES >= FA_BACKWARD_SM90_CHAIN, "each sends to one block");
+static_assert((int)ROW_SLOTS >= (int)STAGES, "a slot is free when its tile's stage is");
 
 /* Where the numbers of a head's queries go: to the slots of all blocks, those of the first tiles
  * that they go through; the others to the workspace. */
