@@ -209,9 +209,8 @@ def draw_pass(path, folder, which):
 
 
 def draw_training(path, folder):
-    training = path.with_name(f"{path.name.replace('peers', 'train', 1)}")
-    if training.is_file():
-        save(peers_plot.training_chart(json.loads(training.read_text())), folder, "training")
+    if path.is_file():
+        save(peers_plot.training_chart(json.loads(path.read_text())), folder, "training")
 
 
 def draw_seed(path, ladder, folder):
@@ -230,8 +229,10 @@ def main():
         help="of the ladder; default: bench/results/ladder-h200.json")
     add("--folder", type=pathlib.Path, default=ROOT / "ladder",
         help="where the ladder's pictures go (default: ladder)")
-    add("--peers", type=pathlib.Path, default=ROOT / "bench/results/peers-h100.json",
-        help="forward beside the others; default: bench/results/peers-h100.json; train and seed beside it")
+    add("--peers", type=pathlib.Path, default=ROOT / "bench/results/peers-h200.json",
+        help="forward beside the others; default: bench/results/peers-h200.json; seed beside it")
+    add("--training", type=pathlib.Path, default=ROOT / "bench/results/train-h100.json",
+        help="the training step; default: bench/results/train-h100.json")
     add("--backward", type=pathlib.Path, default=ROOT / "bench/results/peers-h200-backward.json",
         help="backward beside the others; default: bench/results/peers-h200-backward.json")
     add("--charts", type=pathlib.Path, default=ROOT / "docs/charts",
@@ -246,9 +247,9 @@ def main():
             draw_ladder(settings.results, settings.folder)
         if settings.peers not in missing:
             draw_pass(settings.peers, settings.charts, "forward")
-            draw_training(settings.peers, settings.charts)
             draw_seed(settings.peers.with_name(settings.peers.name.replace("peers", "seed", 1)),
                       settings.results, settings.charts)
+        draw_training(settings.training, settings.charts)
         if settings.backward not in missing:
             draw_pass(settings.backward, settings.charts, "backward")
     return 2 if len(missing) == len(inputs) else 0
