@@ -29,7 +29,7 @@
  *   stages, q_stages  buffers of the pipeline in shared memory, for keys and for values; for queries
  *   ordered           1: for sums in one order, where FA_DETERMINISTIC or FA_BATCH_INVARIANT asks for it, or where
  *                     that is faster
- *   static_smem       bytes of shared memory beside the dynamic ones, at most; 0: as of any kernel here
+ *   static_smem       bytes of shared memory beside the dynamic ones, at most; 0: FA_CUDA_STATIC_SMEM (src/cuda/family.h)
  *   max_parts         of a launch of combine
  * The others are explained by the header of their family, kernels/<folder>/<folder>.h, which also has the formulas
  * of the numbers that follow from them (queries, threads, shared memory).

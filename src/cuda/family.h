@@ -48,7 +48,8 @@ extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_split_sm90, fa
     fa_cuda_backward_tf32_in_place, fa_cuda_backward_simt, fa_cuda_weights_simt;
 
 enum {
-    /* The most bytes besides the dynamic ones of any kernel here (tools/kernel_report.py checks this). A variant may give less. */
+    /* The most bytes besides the dynamic ones of a kernel whose variant gives no number of its own (tools/kernel_report.py
+     * checks both). */
     FA_CUDA_STATIC_SMEM = 896,
     FA_CUDA_NEWEST = 1 << 20 /* no last architecture */
 };
