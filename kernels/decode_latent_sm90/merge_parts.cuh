@@ -34,14 +34,9 @@ FA_DEVICE void merge_vectors(const fa_decode_params *d, const fa_work *w, const 
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (own >= end || column >= d->attention.d_v) continue;
 #pragma unroll
-        for (int part = 0; part < PARTS_AT_ONCE; part++) {
-            if (part >= from->count) continue;
-            const float factor = merged->factors[r * from->count + part];
-            sum.x = fmaf(factor, x[n][part].x, sum.x);
-            sum.y = fmaf(factor, x[n][part].y, sum.y);
-            sum.z = fmaf(factor, x[n][part].z, sum.z);
-            sum.w = fmaf(factor, x[n][part].w, sum.w);
-        }
+        for (int part = 0; part < PARTS_AT_ONCE; part++)
+            if (part < from->count)
+                add_scaled(&sum, merged->factors[r * from->count + part], x[n][part]);
         write_output(d, w, r, column, merged->rows[2 * r], sum);
     }
 }

@@ -170,6 +170,14 @@ FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const 
 
 /* ---- Sums ------------------------------------------------------------------------------------ */
 
+FA_DEVICE void add_scaled(float4 *sum, float factor, float4 x)
+{
+    sum->x = fmaf(factor, x.x, sum->x);
+    sum->y = fmaf(factor, x.y, sum->y);
+    sum->z = fmaf(factor, x.z, sum->z);
+    sum->w = fmaf(factor, x.w, sum->w);
+}
+
 /* Four columns of a row. */
 FA_DEVICE float4 add_sources(const fa_sources *from, const float *factors, int r, int column)
 {

@@ -72,14 +72,6 @@ typedef struct merged_row {
     float4 columns;
 } merged_row;
 
-FA_DEVICE void add_scaled(float4 *sum, float factor, float4 x)
-{
-    sum->x = fmaf(factor, x.x, sum->x);
-    sum->y = fmaf(factor, x.y, sum->y);
-    sum->z = fmaf(factor, x.z, sum->z);
-    sum->w = fmaf(factor, x.w, sum->w);
-}
-
 /* Adds `count` parts, at most SOURCES. from: the row in the first of them. Executed by whole warps. */
 FA_DEVICE void add_parts(const merged_columns *own, const char *from, int count, merged_row *row)
 {

@@ -114,8 +114,8 @@ static_assert(OPTIONS == 0, "merge.cu knows no options");
 #define SERIES_LOW 0.63515f /* tanh(0.75) */
 
 /* Whether the kernel has the dynamic schedule. Recomputing rows needs to know the block's tasks, so such kernels do not
- * have it. Head dim 64 with three consumers, which is for long rows, has no register to spare. */
-#define DYNAMIC (!SPLIT && !HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
+ * have it. */
+#define DYNAMIC (!SPLIT && !HIDES_VALUES && FA_SM90_HAS_DYNAMIC(CONSUMERS, HEAD_DIM))
 
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED (!SPLIT)

@@ -32,6 +32,10 @@
 #define FA_SM90_QUERIES(consumers) (64 * (consumers)) /* of a work tile */
 #define FA_SM90_THREADS(consumers) (128 * (1 + (consumers)))
 
+/* Whether plain kernels have the dynamic schedule. Head dim 64 with three consumers, which is for long rows, has no register to
+ * spare. */
+#define FA_SM90_HAS_DYNAMIC(consumers, dim) (!((consumers) == 3 && (dim) <= 64))
+
 /* Options that change scores and weights. */
 #define FA_SM90_SOFTCAP 1
 #define FA_SM90_SCALED 2 /* a scale that scores are multiplied by before the softmax */

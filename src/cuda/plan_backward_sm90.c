@@ -930,23 +930,35 @@ static bool refuse_score_options(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
+/* Without options that change scores, to head dims of 128. */
+static bool plan_plain(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    return !refuse_score_options(p, why, size) && !refuse_head_dims(p, 128, why, size) &&
+           plan_backward(p, device, plan, why, size);
+}
+
 static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                             char *why, size_t size)
 {
     const bool has_order = p->d <= 64 && p->d_v <= 64;
-    return (has_order || !refuse_order(p, why, size)) && !refuse_score_options(p, why, size) &&
-           !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
+    return (has_order || !refuse_order(p, why, size)) && plan_plain(p, device, plan, why, size);
 }
 
-/* Whether all keys of a head are one key tile, and each query tile has queries that see some. TMA stores whole 16 bytes, also
- * behind the end of a row. */
+/* Whether blocks can store whole dQ: each query tile has queries that see some keys, and TMA, which stores whole 16 bytes, stores
+ * nothing behind the end of a row. */
+static bool can_store_dq(const fa_problem *p, const fa_uniform_lengths *u)
+{
+    const int64_t queries = FA_BACKWARD_SM90_QUERIES;
+    return u->applies && p->d % 8 == 0 && u->queries_from < queries &&
+           fa_cuda_count_tiles(u->queries_to, queries) == fa_cuda_count_tiles(p->rows_q, queries);
+}
+
+/* Whether all keys of a head are one key tile. */
 static bool is_single(const fa_problem *p)
 {
     const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
-    const int64_t queries = FA_BACKWARD_SM90_QUERIES;
-    return u.applies && p->d % 8 == 0 && p->rows_k <= FA_BACKWARD_SM90_KEYS &&
-           u.queries_from < queries &&
-           fa_cuda_count_tiles(u.queries_to, queries) == fa_cuda_count_tiles(p->rows_q, queries);
+    return can_store_dq(p, &u) && p->rows_k <= FA_BACKWARD_SM90_KEYS;
 }
 
 /* That needs no words. */
@@ -967,8 +979,7 @@ static bool plan_single(const fa_problem *p, const fa_cuda_device *device, fa_cu
             FA_BACKWARD_SM90_KEYS);
         return false;
     }
-    return !refuse_order(p, why, size) && !refuse_score_options(p, why, size) &&
-           !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
+    return !refuse_order(p, why, size) && plan_plain(p, device, plan, why, size);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90_single = {
@@ -981,17 +992,14 @@ const fa_cuda_family fa_cuda_backward_sm90_single = {
 };
 
 /* Whether a head's key tiles are the blocks of a cluster, and each one's query tiles are the last ones of those of the one before,
- * which all see the first one. As above for the rest. */
+ * which all see the first one. */
 static bool is_chain(const fa_problem *p)
 {
     const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
-    const int64_t queries = FA_BACKWARD_SM90_QUERIES,
-                  tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
-    return u.applies && u.n_k == p->rows_k && p->d % 8 == 0 && p->heads_q == p->heads_kv &&
-           tiles > 1 && tiles <= FA_BACKWARD_SM90_CHAIN && p->window_left < 0 &&
-           (p->causal || p->window_right < 0) && u.keys_to == p->rows_k &&
-           u.queries_from < queries &&
-           fa_cuda_count_tiles(u.queries_to, queries) == fa_cuda_count_tiles(p->rows_q, queries);
+    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
+    return can_store_dq(p, &u) && u.n_k == p->rows_k && u.keys_to == p->rows_k &&
+           p->heads_q == p->heads_kv && tiles > 1 && tiles <= FA_BACKWARD_SM90_CHAIN &&
+           p->window_left < 0 && (p->causal || p->window_right < 0);
 }
 
 static bool refuse_invariance(const fa_problem *p, char *why, size_t size)
@@ -1034,8 +1042,7 @@ static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_c
             FA_BACKWARD_SM90_CHAIN);
         return false;
     }
-    return !refuse_invariance(p, why, size) && !refuse_score_options(p, why, size) &&
-           !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
+    return !refuse_invariance(p, why, size) && plan_plain(p, device, plan, why, size);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90_chained = {

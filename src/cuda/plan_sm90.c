@@ -302,8 +302,7 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
     const int64_t short_row = p->causal && p->d > 128 ? 384 : 256;
     if (options || l->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
     const fa_variant *v = &fa_variants[l->variant];
-    if (is_float32(v) || (v->consumers == 3 && v->head_dim <= 64))
-        return false; /* they have none */
+    if (is_float32(v) || !FA_SM90_HAS_DYNAMIC(v->consumers, v->head_dim)) return false;
     return p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid && l->tasks < INT32_MAX;
 }
 
