@@ -13,7 +13,6 @@
 #endif
 
 #include "common/rows.cuh"
-#include "common/sequence.cuh"
 #include "common/x2.cuh"
 #include "forward_sm90/finish.cuh"
 #include "forward_sm90/forward_sm90.h"
@@ -32,56 +31,52 @@ typedef struct row_columns {
     int batch, head, row, column;
     bool no_query; /* the outputs are zeros: it is behind the last query of its sequence */
     int parts;     /* of the row's query tile; 0: there is nothing to merge */
-    int first_row; /* the row's number among the rows of the slots */
+    int first_row; /* the row's number among the rows of the slots; with sections: among those of its slot */
     int64_t lse;   /* among the rows of all heads */
+#if OWN_LENGTHS
+    int section; /* that has the second part */
+#endif
 } row_columns;
 
 #if OWN_LENGTHS
 
-/* What is known before lengths: the block's rows are those of one query tile. number: the tile's, as in fa_find_tile. Divisions
- * come before the wait, as below. A thread without a row gets one behind the query tile. */
-FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split,
-                                   uint32_t *number)
+/* What is known before the first launch has ended: the block's rows are those of a query tile whose second part a section
+ * has. Divisions come before the wait, as below. A thread without a row gets one behind the query tile. */
+FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split)
 {
     const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS,
                    rows = FA_SM90_MERGE_ROWS((uint32_t)p->d_v);
     const uint32_t queries = (uint32_t)split->queries, blocks = (queries + rows - 1) / rows;
-    const uint32_t task = blockIdx.x / blocks, own = threadIdx.x / groups;
-    const uint32_t row = own < rows ? (blockIdx.x - task * blocks) * rows + own : queries;
+    const uint32_t section = blockIdx.x / blocks, own = threadIdx.x / groups;
+    const uint32_t row = own < rows ? (blockIdx.x - section * blocks) * rows + own : queries;
     row_columns at;
-    *number = fa_opaque(task);
-    if (!split->sequence_tiles) {
-        const fa_sm90_part part = fa_sm90_find_part(split, (int32_t)task);
-        *number = fa_opaque((uint32_t)(part.head * p->tiles + p->tiles - 1 - part.tile));
-    }
+    at.section = (int)fa_opaque(section);
     at.column = (int)(fa_opaque(threadIdx.x - own * groups) * COLUMNS);
     at.row = (int)fa_opaque(row);
-    at.first_row = (int)(fa_opaque(task) * queries) + at.row;
     return at;
 }
 
-/* Finds the row among those of its sequence. False if there is none. Tiles of the second launch are numbered over all rows
- * in any case, because rows of no sequence get zeros. */
-FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split,
-                          const fa_tile *t, row_columns *at)
+/* Finds the row by the section's note. False if there is none. */
+FA_DEVICE bool locate_row(const fa_sm90_split *split, row_columns *at)
 {
-    const int64_t i = t->first + at->row;
-    if (at->row >= split->queries || i >= t->room_q) return false;
-    at->batch = (int)t->block_q;
-    at->head = (int)t->head;
-    at->row = (int)(t->start_q + i);
-    at->lse = fa_row_index(p, t, i);
-    at->no_query = i >= t->n_q;
-    if (split->sequence_tiles) {
-        const int32_t tile = (int32_t)fa_divide(t->first, split->queries);
-        const int32_t task =
-            fa_sm90_task_of(split, 0, (int32_t)t->batch * split->sequence_tiles + tile, at->head);
-        at->first_row = task * split->queries + (int32_t)(i - t->first);
-        at->no_query |=
-            tile >= split->sequence_tiles; /* more queries than the caller has promised */
-    }
-    at->parts = at->no_query ? 0 : split->parts;
+    const fa_sm90_cut cut = split->cuts[at->section];
+    const int i = at->row;
+    if (cut.parts == 0 || i >= cut.rows) return false;
+    at->batch = cut.block;
+    at->head = cut.head;
+    at->row = cut.row + i;
+    at->lse = cut.lse + i;
+    at->no_query = i >= cut.queries;
+    at->parts = at->no_query ? 0 : cut.parts;
+    at->first_row = i;
     return true;
+}
+
+/* The row's number among the rows of all slots. */
+FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
+{
+    const int slot = 2 * (at->section - 1 + part) + (part == 0);
+    return slot * split->queries + at->first_row;
 }
 
 #else
@@ -106,13 +101,13 @@ FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_s
     return at;
 }
 
-#endif
-
 /* The row's number among the rows of all slots. */
 FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
 {
     return split->first_task[part] * split->queries + at->first_row;
 }
+
+#endif
 
 /* The columns of AHEAD parts from this one on. */
 FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int first, float4 *x)
@@ -213,19 +208,12 @@ FA_KERNEL __launch_bounds__(THREADS)
     forward_sm90_merge(const __grid_constant__ fa_attention_params p,
                        const __grid_constant__ fa_sm90_params s)
 {
-#if OWN_LENGTHS
-    __shared__ fa_tile tile;
-    uint32_t number;
-    row_columns at = find_columns(&p, &s.split, &number);
-    ptx_wait_for_grids(); /* also for lengths, which a grid in front may write */
-    ptx_let_next_grid_start();
-    if (threadIdx.x == 0) tile = fa_find_tile(&p, number, s.split.queries);
-    __syncthreads();
-    if (locate_row(&p, &s.split, &tile, &at)) merge_columns(&p, &s.split, &at);
-#else
-    const row_columns at = find_columns(&p, &s.split);
+    row_columns at = find_columns(&p, &s.split);
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
+#if OWN_LENGTHS
+    if (locate_row(&s.split, &at)) merge_columns(&p, &s.split, &at);
+#else
     if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
 #endif
 }

@@ -20,6 +20,9 @@
 #if BALANCED
 #include "forward_sm90/balance.cuh"
 #endif
+#if SPLIT
+#include "forward_sm90/sections.cuh"
+#endif
 
 /* The longer work tile of a causal pair, or the other one. Pairs are numbered head by head; with an odd number of work
  * tiles, they are those of two heads, and their middle tiles are the pair between. TASK_NONE: the last head has none to
@@ -204,6 +207,31 @@ FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params 
 
 #endif
 
+#if SPLIT
+
+/* The work tiles of the block's sections, one after the other: the next section begins where another block's ends. */
+FA_DEVICE void schedule_sections(const pipeline *pipe, const fa_attention_params *p,
+                                 const fa_sm90_params *s)
+{
+    work_tile w;
+    int number = 0;
+    sequence_lines lines;
+    lines.first = -1;
+    const line_cut cut = find_sections(p, s, &lines);
+    for (int n = (int)blockIdx.x; n < s->split.sections; n += (int)gridDim.x) {
+        section at = begin_section(p, s, &cut, n, &lines);
+        while (at.left > 0) {
+            if (!describe_next_of_section(p, s, &cut, &at, &w)) continue;
+            wait_for_empty_entries(pipe, number, 1);
+            if (threadIdx.x % 32 == 0) publish_work_tile(pipe, number, &w);
+            number++;
+        }
+    }
+    publish_end(pipe, number);
+}
+
+#endif
+
 /* Whether descriptions of work tiles read memory, which the grid in front may write. */
 FA_DEVICE bool reads_memory(const fa_attention_params *p)
 {
@@ -214,12 +242,20 @@ FA_DEVICE bool reads_memory(const fa_attention_params *p)
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
     /* A balanced schedule is waited for at a barrier. */
-    const bool early = DESCRIBES_FIRST && s->counter < 0 && s->balanced_heads == 0;
+    const bool sections = SPLIT && s->split.sections > 0;
+    const bool early =
+        DESCRIBES_FIRST && s->counter < 0 && s->balanced_heads == 0 && !sections;
     if (reads_memory(p)) wait_for_other_grids();
     if (DESCRIBES_FIRST && !early) __syncthreads();
 #if DYNAMIC
     if (s->counter >= 0) {
         schedule_dynamic(pipe, p, s);
+        return;
+    }
+#endif
+#if SPLIT
+    if (sections) {
+        schedule_sections(pipe, p, s);
         return;
     }
 #endif

@@ -199,8 +199,10 @@ FA_DEVICE bool store_outputs(const fa_attention_params *p, const work_tile *w, c
                              const row_state *rows, float *out, int consumer)
 {
 #if SPLIT
-    store_part(w, rows, out, consumer);
-    return false;
+    if (w->sums) {
+        store_part(w, rows, out, consumer);
+        return false;
+    }
 #endif
     const int first = row_of(consumer, 0);
     float factor[2];

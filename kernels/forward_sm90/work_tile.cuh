@@ -21,9 +21,9 @@ typedef struct work_tile {
     int32_t needed[CONSUMERS];
     int32_t lo, hi, n_k;
     int32_t queries, rows; /* its queries; its rows of the outputs, which are stored */
-    char *out; /* the first row of its outputs; SPLIT: of its sums in the workspace, float32 */
+    char *out; /* the first row of its outputs; of a part: of its sums in the workspace, float32 */
 #if SPLIT
-    fa_sm90_row_sum *sums; /* of the first row: its base and its sum of weights */
+    fa_sm90_row_sum *sums; /* of a part's first row: its base and its sum of weights; NULL: all keys are in one part */
 #endif
     /* Of each consumer: key tiles that all its rows see whole; and the first key tile before which all its rows have
      * seen a key. */
@@ -73,21 +73,11 @@ FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
 
 #if SPLIT
 
-/* The first key tile of a part. key_tiles: those that the query tile sees. */
-FA_DEVICE int find_first_of_part(const fa_sm90_split *split, int part, int key_tiles)
+/* Leaves of a work tile the key tiles from `first` to `end`, as far as there are so many. A part without keys, which
+ * superfluous tasks have, keeps one key tile, because each work tile has one; nobody needs it. */
+FA_DEVICE void take_part(int first, int end, work_tile *w)
 {
-    return split->part_tiles ? part * split->part_tiles
-                             : (int)((uint32_t)(part * key_tiles) / (uint32_t)split->parts);
-}
-
-/* Leaves of a work tile the key tiles of a part of them. A part without keys, which superfluous tasks and empty shares
- * have, keeps one key tile, because each work tile has one; nobody needs it. */
-FA_DEVICE void take_part(const fa_sm90_split *split, int part, work_tile *w)
-{
-    const int first = find_first_of_part(split, part, w->key_tiles),
-              skipped = min(first, w->key_tiles) * KEYS;
-    const int end = find_first_of_part(split, part + 1, w->key_tiles),
-              tiles = min(w->key_tiles, end) - first;
+    const int skipped = min(first, w->key_tiles) * KEYS, tiles = min(w->key_tiles, end) - first;
     w->key_tiles = max(tiles, 1);
     w->first_key += skipped;
     w->n_k = tiles > 0 ? min(w->n_k - skipped, tiles * KEYS) : 0;
@@ -190,17 +180,6 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
 
 #if SPLIT
 
-/* The query tile of a part, if tiles are numbered by sequence. */
-FA_DEVICE fa_tile find_tile_of_sequence(const fa_attention_params *p, const fa_sm90_split *split,
-                                        const fa_sm90_part *part)
-{
-    const uint32_t tiles = (uint32_t)split->sequence_tiles, batch = (uint32_t)part->tile / tiles;
-    fa_tile t;
-    fa_locate_sequence(p, batch, part->head, &t);
-    t.first = (int64_t)((uint32_t)part->tile - batch * tiles) * QUERIES;
-    return t;
-}
-
 /* Task number `task`: a query tile and a part of its keys. Returns false if there are no rows, or no such task. */
 FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
                                   int64_t task, work_tile *w)
@@ -209,14 +188,13 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     const fa_tile *t = &w->query_tile;
     const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
     const int64_t row = task * QUERIES;
-    if (s->split.sequence_tiles) w->query_tile = find_tile_of_sequence(p, &s->split, &part);
-    else w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
+    w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = (char *)(s->split.out + row * VALUE_DIM);
     w->sums = s->split.sums + row;
     find_key_tiles(p, s, w);
-    take_part(&s->split, part.number, w);
+    take_part(part.number * s->split.part_tiles, (part.number + 1) * s->split.part_tiles, w);
     find_tiles_of_consumers(w);
     find_options(p, s, w);
     return true;

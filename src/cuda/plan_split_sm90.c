@@ -1,8 +1,8 @@
 /*
  * forward_sm90_split: the forward pass on Hopper with split keys, for problems with too few work tiles for all
  * multiprocessors. Each work tile has a part of the keys, and a second launch merges the parts. A model of the time
- * decides how many key tiles a part has, and whether splitting is faster at all. If lengths are on the device, it decides
- * how many parts a work tile has.
+ * decides how many key tiles a part has, and whether splitting is faster at all. If lengths are on the device, parts are
+ * what sections of the line of all work have (split.h).
  */
 #include "cuda/plan_split_sm90.h"
 
@@ -27,8 +27,8 @@ static const double memory_rate = 3e12;     /* bytes a second, of sums that are 
 /* The model must be so many times as fast with split keys: it is not exact. */
 static const double least_gain = 1.1;
 
-/* The same if lengths are on the device: they may be shorter than they can be, and merging has to read them. */
-static const double least_gain_of_shares = 1.15;
+/* The same if lengths are on the device: they may be shorter than they can be. */
+static const double least_gain_of_sections = 1.05;
 
 /* The average length of packed sequences, relative to the longest one: a guess, because only the device knows. */
 static const double average_share = 0.7;
@@ -39,7 +39,9 @@ enum {
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
-    MOST_ROUNDS_OF_SHARES = 2,  /* of parts, if lengths are on the device */
+    MOST_ROUNDS_OF_SECTIONS = 8, /* the same if lengths are on the device */
+    SLOTS_OF_SECTION = 2,
+    LEAST_SECTION = 4, /* key tiles */
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
     ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
@@ -348,15 +350,6 @@ static int64_t count_work_tiles(const fa_problem *p, const shape *s)
     return p->heads_q * (each <= packed / p->batch ? each * p->batch : packed);
 }
 
-/* The query tiles of a packed sequence, if there are fewer numbers by sequence than over all rows; otherwise 0. A sequence
- * with seqlens_q may have more rows than max_seqlen_q, to be zeroed. */
-static int64_t count_sequence_tiles(const fa_problem *p, int queries)
-{
-    const int64_t each = fa_cuda_count_tiles(p->max_q, queries);
-    if (!p->cu_seqlens_q || p->seqlens_q || p->batch < 1) return 0;
-    return each <= FA_PACKED_TILES(p->rows_q, queries, p->batch) / p->batch ? each : 0;
-}
-
 /* What the multiprocessors have to do. */
 typedef struct work {
     int64_t tiles;           /* work tiles */
@@ -370,73 +363,74 @@ static work find_work(const fa_problem *p, const shape *s)
                   share * average_tiles(s)};
 }
 
-/* With so many parts of each work tile. The hardware starts a block when another has ended. */
-static double shares_seconds(const shape *s, const work *w, int64_t parts, int64_t blocks)
+/* Without split keys: each task has a block, which the hardware starts when another has ended. */
+static double blocks_seconds(const shape *s, const work *w, int64_t blocks)
 {
-    const double rounds = (double)fa_cuda_count_tiles(w->tiles * parts, blocks);
-    return fmax(ceil(w->longest / (double)parts) * s->tile_seconds + block_seconds,
-                rounds * (w->average / (double)parts * s->tile_seconds + block_seconds));
+    const double rounds = (double)fa_cuda_count_tiles(w->tiles, blocks);
+    return fmax(w->longest * s->tile_seconds + block_seconds,
+                rounds * (w->average * s->tile_seconds + block_seconds));
 }
 
-/* The number of tasks, also of those without rows. */
-static int64_t count_share_tasks(const fa_problem *p, const shape *s, int64_t parts)
+static double count_section_bytes(const shape *s, int64_t sections)
 {
-    const int64_t each = count_sequence_tiles(p, s->queries);
-    fa_cuda_plan_launch l;
-    fa_cuda_set_query_tasks(p, s->queries, &l);
-    return parts * (each ? each * p->batch * p->heads_q : l.tasks);
+    return count_bytes(s, SLOTS_OF_SECTION * sections) +
+           (double)sections * (double)sizeof(fa_sm90_cut);
 }
 
-/* How many parts, and the time with them. They fill two rounds at most: more would only be shorter. */
-static choice choose_shares(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
+/* All blocks have the same work. */
+static double sections_seconds(const shape *s, const work *w, int64_t blocks)
 {
-    choice best = {0, INFINITY};
-    for (int64_t parts = 2; parts <= FA_SM90_PARTS; parts++) {
-        if (parts > 2 && w->tiles * parts > MOST_ROUNDS_OF_SHARES * blocks) break;
-        if (count_bytes(s, count_share_tasks(p, s, parts)) > MOST_WORKSPACE) break;
-        const double seconds =
-            shares_seconds(s, w, parts, blocks) + merging_seconds(s, w->tiles * parts);
-        if (seconds < best.seconds) best = (choice){parts, seconds};
-    }
-    return best;
+    const double tiles = (double)w->tiles / (double)blocks;
+    return tiles * (w->average * s->tile_seconds + task_seconds) + block_seconds +
+           merging_seconds(s, SLOTS_OF_SECTION * blocks);
 }
 
-/* Parts of equal shares: all query tiles have all of them. */
-static fa_sm90_split share_keys(const fa_problem *p, const shape *s, int64_t parts)
+/* The most that the line can be long: packed queries have rows of no sequence before and behind all others. */
+static bool is_line_too_long(const fa_problem *p, const shape *s, const fa_sm90_split *split)
 {
-    const int64_t tasks = count_share_tasks(p, s, 1),
-                  heads = p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
-    fa_sm90_split split = {.parts = (int32_t)parts,
-                           .heads = (int32_t)heads,
-                           .tiles = (int32_t)fa_divide(tasks, heads),
+    const double tiles = (double)p->rows_q / s->queries + 1;
+    const double all = p->cu_seqlens_q ? tiles + (double)p->batch + 2 : tiles * (double)p->batch;
+    return all * (double)p->heads_q * (double)(s->n_k + split->tile_cost) >= FA_SM90_LINE;
+}
+
+static fa_sm90_split cut_line(const shape *s, int64_t sections)
+{
+    const double cost = task_seconds / s->tile_seconds * s->keys;
+    return (fa_sm90_split){.parts = FA_SM90_PARTS,
                            .queries = s->queries,
                            .value_dim = s->variant->value_dim,
-                           .sequence_tiles = (int32_t)count_sequence_tiles(p, s->queries)};
-    for (int32_t part = 0; part <= split.parts; part++)
-        split.first_task[part] = part * (int32_t)tasks;
-    return split;
+                           .sections = (int32_t)sections,
+                           .tile_cost = (int32_t)cost,
+                           .least = LEAST_SECTION};
 }
 
-static bool are_shares_slower(const fa_problem *p, const fa_cuda_device *device)
+static bool are_sections_slower(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_variant *v = find_variant(p);
     if (!v) return true;
     const shape s = find_longest(p, v);
     const int64_t blocks = device->multiprocessors;
-    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > MOST_ROUNDS_OF_SHARES * blocks) return true;
+    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > MOST_ROUNDS_OF_SECTIONS * blocks)
+        return true;
     const work w = find_work(p, &s);
-    return shares_seconds(&s, &w, 1, blocks) <=
-           least_gain_of_shares * choose_shares(p, &s, &w, blocks).seconds;
+    return blocks_seconds(&s, &w, blocks) <=
+           least_gain_of_sections * sections_seconds(&s, &w, blocks);
 }
 
 /* ---- The launches ---------------------------------------------------------------------------- */
 
+static int64_t count_slots(const fa_sm90_split *split)
+{
+    return split->sections ? SLOTS_OF_SECTION * split->sections : split->first_task[split->parts];
+}
+
 fa_sm90_split fa_cuda_split_of(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     fa_sm90_split split = l->sm90.split;
-    const int64_t rows = (int64_t)split.first_task[split.parts] * split.queries;
+    const int64_t rows = count_slots(&split) * split.queries;
     split.out = (float *)(void *)((char *)p->workspace + l->workspace_offset);
     split.sums = (fa_sm90_row_sum *)(void *)(split.out + rows * split.value_dim);
+    split.cuts = (fa_sm90_cut *)(void *)(split.sums + rows);
     return split;
 }
 
@@ -447,7 +441,8 @@ bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l
     if (!fa_cuda_sm90_params(p, l, encode, params, fault)) return false;
     params->split = fa_cuda_split_of(p, l);
     params->task_kind = FA_SM90_WORK_TILES;
-    params->tasks = params->split.first_task[params->split.parts];
+    params->tasks = params->split.sections ? params->split.sections
+                                           : params->split.first_task[params->split.parts];
     params->balanced_heads = params->alternating_heads = 0;
     return true;
 }
@@ -474,37 +469,38 @@ static bool queue_merge(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pl
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-static void set_split(const shape *s, fa_sm90_split split, int64_t most_blocks, fa_cuda_plan *plan)
+static void set_split(fa_sm90_split split, int64_t tasks, int64_t most_blocks, double bytes,
+                      fa_cuda_plan *plan)
 {
-    fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
-    const int32_t tasks = split.first_task[split.parts];
+    fa_cuda_plan_launch *l = &plan->launches[plan->count - 2], *merge = l + 1;
     l->sm90.split = merge->sm90.split = split;
     l->grid = (uint32_t)(tasks < most_blocks ? tasks : most_blocks);
-    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes =
-        (size_t)count_bytes(s, tasks);
+    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes = (size_t)bytes;
 }
 
 void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t part_tiles,
                             fa_cuda_plan *plan)
 {
-    const shape s = find_shape(p, &fa_variants[plan->launches[0].variant]);
-    set_split(&s, cut_keys(&s, part_tiles), device->multiprocessors, plan);
+    const shape s = find_shape(p, &fa_variants[plan->launches[plan->count - 2].variant]);
+    const fa_sm90_split split = cut_keys(&s, part_tiles);
+    const int32_t tasks = split.first_task[split.parts];
+    set_split(split, tasks, device->multiprocessors, count_bytes(&s, tasks), plan);
 }
 
-/* A block for each task: some have no rows, and which ones only the device knows. */
-void fa_cuda_share_split_sm90(const fa_problem *p, int64_t parts, fa_cuda_plan *plan)
+void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t sections,
+                                fa_cuda_plan *plan)
 {
-    const shape s = find_longest(p, &fa_variants[plan->launches[0].variant]);
-    set_split(&s, share_keys(p, &s, parts), INT32_MAX, plan);
+    fa_cuda_plan_launch *merge = &plan->launches[plan->count - 1];
+    const shape s = find_longest(p, &fa_variants[plan->launches[plan->count - 2].variant]);
+    const int64_t rows = FA_SM90_MERGE_ROWS(p->d_v);
+    merge->grid = fa_cuda_grid(sections * fa_cuda_count_tiles(s.queries, rows));
+    set_split(cut_line(&s, sections), sections, device->multiprocessors,
+              count_section_bytes(&s, sections), plan);
 }
 
-/* The blocks of the second launch. If lengths are on the device, a block has rows of one query tile. */
-static int64_t count_merge_blocks(const fa_problem *p, int queries, fa_cuda_plan_launch *l)
+/* The blocks of the second launch, if lengths are not on the device. */
+static int64_t count_merge_blocks(const fa_problem *p)
 {
-    if (fa_cuda_has_own_lengths(p)) {
-        fa_cuda_set_query_tasks(p, queries, l);
-        return l->tasks * fa_cuda_count_tiles(queries, FA_SM90_MERGE_ROWS(p->d_v));
-    }
     const int64_t threads =
         count_heads(p) * p->rows_q * fa_cuda_count_tiles(p->d_v, FA_SM90_MERGE_COLUMNS);
     return fa_cuda_count_tiles(threads, FA_SM90_MERGE_THREADS);
@@ -517,28 +513,34 @@ static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda
         {FA_VARIANT_forward_sm90_merge_f16, FA_VARIANT_forward_sm90_merge_lengths_f16},
         {FA_VARIANT_forward_sm90_merge_bf16, FA_VARIANT_forward_sm90_merge_lengths_bf16}};
     const int variant = variants[p->q.dtype != FA_FLOAT16][fa_cuda_has_own_lengths(p)];
-    const int queries = FA_SM90_QUERIES(fa_variants[plan->launches[0].variant].consumers);
     fa_cuda_plan_launch *l = fa_cuda_plan_add(&fa_variants[variant], FA_SM90_MERGE_THREADS, 0,
                                               queue_merge, device, plan, why, size);
     if (!l) return false;
-    l->grid = fa_cuda_grid(count_merge_blocks(p, queries, l));
+    l->grid = fa_cuda_grid(count_merge_blocks(p));
     l->overlaps = true;
     l->idle = false;
     return true;
 }
 
-/* The number of parts, and the length of a part. 0: there is none. */
-static int64_t choose_number(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+static bool refuse_line(const fa_problem *p, const fa_variant *v, char *why, size_t size)
 {
     const shape s = find_longest(p, v);
-    const work w = find_work(p, &s);
-    return choose_shares(p, &s, &w, device->multiprocessors).number;
+    const fa_sm90_split split = cut_line(&s, 1);
+    if (!is_line_too_long(p, &s, &split)) return false;
+    fa_cuda_say(why, size, "sequences have too many queries and keys for split keys");
+    return true;
 }
 
-static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+/* The length of a part. 0: there is none. */
+static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
+                           char *why, size_t size)
 {
     const shape s = find_shape(p, v);
-    return choose_length(&s, device).number;
+    const int64_t chosen = choose_length(&s, device).number;
+    if (chosen == 0)
+        fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
+                    (int)(MOST_WORKSPACE >> 20));
+    return chosen;
 }
 
 static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -548,19 +550,16 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
         !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan,
                           why, size))
         return false;
-    fa_cuda_plan_launch *l = &plan->launches[0];
-    const bool shares = fa_cuda_has_own_lengths(p);
+    fa_cuda_plan_launch *l = &plan->launches[plan->count - 1];
+    const bool sections = fa_cuda_has_own_lengths(p);
     const fa_variant *v = &fa_variants[l->variant];
-    const int64_t chosen = shares ? choose_number(p, v, device) : choose_part(p, v, device);
-    if (chosen == 0) {
-        fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
-                    (int)(MOST_WORKSPACE >> 20));
-        return false;
-    }
+    if (sections && refuse_line(p, v, why, size)) return false;
+    const int64_t chosen = sections ? 0 : choose_part(p, v, device, why, size);
+    if (!sections && chosen == 0) return false;
     l->queue = queue_split;
     l->overlaps = true;
     if (!add_merge(p, device, plan, why, size)) return false;
-    if (shares) fa_cuda_share_split_sm90(p, chosen, plan);
+    if (sections) fa_cuda_section_split_sm90(p, device, device->multiprocessors, plan);
     else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
 }
@@ -572,7 +571,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     fa_cuda_plan plain;
     (void)why, (void)size;
     if (p->n_k < LEAST_KEYS || refuse_split(p, NULL, 0)) return true;
-    if (fa_cuda_has_own_lengths(p)) return are_shares_slower(p, device);
+    if (fa_cuda_has_own_lengths(p)) return are_sections_slower(p, device);
     const int64_t rounds = MOST_ROUNDS * (int64_t)device->multiprocessors;
     if (count_heads(p) >= rounds ||
         count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) >= rounds)

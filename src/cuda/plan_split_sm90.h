@@ -22,7 +22,8 @@ fa_sm90_split fa_cuda_split_of(const fa_problem *problem, const fa_cuda_plan_lau
 void fa_cuda_cut_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
                             int64_t part_tiles, fa_cuda_plan *plan);
 
-/* If lengths are on the device: cuts the keys of each query tile into so many equal shares. */
-void fa_cuda_share_split_sm90(const fa_problem *problem, int64_t parts, fa_cuda_plan *plan);
+/* If lengths are on the device: cuts the line of all work into so many sections. */
+void fa_cuda_section_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
+                                int64_t sections, fa_cuda_plan *plan);
 
 #endif

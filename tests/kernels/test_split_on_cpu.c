@@ -29,10 +29,8 @@
 
 enum { PROBLEMS = 1500, LENGTH_PROBLEMS = 400, PEAKED_PROBLEMS = 52, EACH = 8, EACH_OF_SAMPLE = 3 };
 
-/* Additional options of problems (sample_takes) beside kinds of peaked rows: packed queries over pages, and tiles that are
- * numbered by sequence. */
-static const uint64_t packed_over_pages_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 4),
-                      by_sequence_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 5);
+/* An additional option of problems (sample_takes) beside kinds of peaked rows: packed queries over pages. */
+static const uint64_t packed_over_pages_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 4);
 
 /* The variants, one FORM(name) each: the build writes them. */
 typedef struct parameters {
@@ -60,7 +58,8 @@ static int runs[FA_VARIANTS], max_runs = INT_MAX;
  * of queries and keys that are packed or not. */
 static int with_parts[FA_SM90_PARTS + 1], causal, windows, sinks, lse;
 static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages;
-static int by_sequence;
+/* Query tiles that sections share, by the number of their parts. */
+static int cuts[FA_SM90_PARTS + 1];
 
 /* How a call is run. */
 typedef struct machine {
@@ -90,7 +89,6 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan *pl
                     .grid = l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
-    if (i == 0 && fa_cuda_has_own_lengths(p)) run.grid = (unsigned)(m->number % 3) + 1;
     if (i == 0 && m->otherwise) run.grid = (unsigned)both.more.tasks; /* a block for each */
     vary_run(&run, m->number, m->otherwise, 2);
     snprintf(name, sizeof name,
@@ -108,12 +106,19 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan *plan)
 {
     begin_workspace(&m->memory, p, plan->workspace_bytes);
     for (int i = 0; i < plan->count; i++) launch(m, p, plan, i);
+    const fa_sm90_split split = fa_cuda_split_of(p, &plan->launches[0]);
+    for (int i = 0; i < split.sections; i++) {
+        CHECK(split.cuts[i].parts == 0 ||
+                  (split.cuts[i].parts > 1 && split.cuts[i].parts <= FA_SM90_PARTS),
+              "section %d: %d parts", i, (int)split.cuts[i].parts);
+        cuts[split.cuts[i].parts]++;
+    }
     return end_workspace(&m->memory, p);
 }
 
 /* Makes the plan for few multiprocessors, so that blocks have several tasks. Parts have one to four
- * key tiles, or as many as the planner chooses. If lengths are on the device, there are one to seven
- * parts, or as many. False: the family does not take the problem. */
+ * key tiles, or as many as the planner chooses. If lengths are on the device, there are one to 32
+ * sections, of one or two key tiles at least. False: the family does not take the problem. */
 static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, char *why,
                       size_t size)
 {
@@ -122,9 +127,9 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     fa_cuda_plan_begin(&device, &fa_cuda_forward_split_sm90, plan);
     if (!fa_cuda_forward_split_sm90.plan(p, &device, plan, why, size)) return false;
     const fa_sm90_split *split = &plan->launches[0].sm90.split;
-    const int64_t parts = number / 3 % 8;
     if (fa_cuda_has_own_lengths(p)) {
-        if (parts > 0) fa_cuda_share_split_sm90(p, parts, plan);
+        fa_cuda_section_split_sm90(p, &device, number / 3 % 8 + 1 + number / 24 % 3 * 12, plan);
+        for (int i = 0; i < 2; i++) plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
         return true;
     }
     const int64_t part_tiles = number / 3 % 5, tiles = split->part_tiles * split->parts;
@@ -144,8 +149,7 @@ static bool wants(void *context, const random_call *call)
     return plan_call(number, &p, &plan, NULL, 0) && runs[plan.launches[0].variant] < max_runs &&
            sample_takes(&p, &plan,
                         other_options |
-                            (p.cu_seqlens_q && p.block_table ? packed_over_pages_bit : 0) |
-                            (plan.launches[0].sm90.split.sequence_tiles ? by_sequence_bit : 0));
+                            (p.cu_seqlens_q && p.block_table ? packed_over_pages_bit : 0));
 }
 
 static void count(const fa_problem *p, const fa_cuda_plan *plan)
@@ -162,7 +166,6 @@ static void count(const fa_problem *p, const fa_cuda_plan *plan)
     keys_by_length += p->seqlens_k != NULL;
     pages += p->block_table != NULL;
     packed_over_pages += p->block_table && p->cu_seqlens_q;
-    by_sequence += plan->launches[0].sm90.split.sequence_tiles > 0;
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -299,8 +302,8 @@ int main(int argc, char **argv)
                      pages && packed_over_pages),
         "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
         packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
-    CHECK(argc > 1 || (by_sequence && by_sequence < packed_queries),
-          "%d of %d packed problems by sequence", by_sequence, packed_queries);
+    CHECK(argc > 1 || (cuts[2] && cuts[3] && cuts[4]), "sections shared %d, %d and %d query tiles",
+          cuts[2], cuts[3], cuts[4]);
     CHECK(argc > 1 || (with_parts[2] && with_parts[3]), "no problem had two or three parts");
     if (argc > 2) {
         printf("%5d problems: %d causal, %d windows, %d sinks, %d lse\n", done, causal, windows,
@@ -309,7 +312,8 @@ int main(int argc, char **argv)
                "queries\n",
                packed_queries, packed_keys, queries_by_length, keys_by_length, pages,
                packed_over_pages);
-        printf("%5d with tiles by sequence\n", by_sequence);
+        for (int i = 2; i <= FA_SM90_PARTS; i++)
+            if (cuts[i]) printf("%5d query tiles in parts of %d sections\n", cuts[i], i);
         for (int i = 2; i <= FA_SM90_PARTS; i++) printf("%5d with %d parts\n", with_parts[i], i);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
