@@ -24,8 +24,8 @@
 #include "cuda/plan_sm90.h"
 
 /* The kernels for many queries, fastest first. */
-static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_sm90, &fa_cuda_forward_sm80,
-                                                 &fa_cuda_forward_simt};
+static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_split_sm90, &fa_cuda_forward_sm90,
+                                                 &fa_cuda_forward_sm80, &fa_cuda_forward_simt};
 
 /* Whether no sequence of such a batch can have few queries, although the longest may have more: the rows
  * that do not fit into the other sequences are left for this one. */
@@ -45,15 +45,30 @@ static bool is_uniform(const fa_problem *p, const fa_cuda_device *device, char *
            has_none_of_few(p, few);
 }
 
+/* Whether at least half of the sequences have few queries, if the others have as many as the longest. */
+static bool seems_mostly_few(const fa_problem *p)
+{
+    return 2 * fa_cuda_count_tiles(p->rows_q, p->max_q) <= p->batch;
+}
+
+/* Whether split keys are faster for the sequences of many queries: these are as many as there can be. */
+static bool wants_split(const fa_problem *p, const fa_cuda_device *device)
+{
+    const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
+    const int64_t most = p->rows_q / (fa_cuda_most_few(p) + 1);
+    fa_problem many = *p;
+    if (many.batch > most) many.batch = most;
+    return fa_cuda_is_tried(split, device) && p->pass == FA_PASS_FORWARD && many.batch > 0 &&
+           !split->slower(&many, device, NULL, 0);
+}
+
 /* Whether there are so few work tiles that all multiprocessors are busy only with split keys. These take sequences of
  * few queries as well; if most sequences are such, their keys would be read once for each query head. */
 static bool is_slower_than_split(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
     fa_cuda_plan other;
-    if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0 ||
-        p->rows_q / p->batch <= fa_cuda_most_few(p) || split->slower(p, device, NULL, 0))
-        return false;
+    if (seems_mostly_few(p) || !wants_split(p, device)) return false;
     fa_cuda_plan_begin(device, split, &other);
     return split->plan(p, device, &other, NULL, 0);
 }
@@ -74,9 +89,11 @@ static bool add_many(const fa_problem *p, const fa_cuda_device *device, fa_cuda_
     const int count = plan->count;
     for (size_t i = 0; i < sizeof for_many / sizeof for_many[0]; i++) {
         if (!fa_cuda_is_tried(for_many[i], device)) continue;
+        if (for_many[i] == &fa_cuda_forward_split_sm90 && !wants_split(p, device)) continue;
         plan->count = count;
         if (!for_many[i]->plan(p, device, plan, why, size)) continue;
-        plan->launches[count].fewest_queries = fa_cuda_most_few(p) + 1;
+        for (int n = count; n < plan->count; n++)
+            plan->launches[n].fewest_queries = fa_cuda_most_few(p) + 1;
         return true;
     }
     return false;
@@ -133,11 +150,18 @@ static bool plan_beside(const fa_problem *p, const fa_cuda_device *device, fa_cu
     return true;
 }
 
+/* Split keys are used behind the launch of few queries, not beside it. */
+static bool is_beside_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
+                             size_t size)
+{
+    return is_slower(p, device, why, size) || wants_split(p, device);
+}
+
 const fa_cuda_family fa_cuda_forward_mixed_beside = {
     .name = "mixed_beside",
     .oldest = 90,
     .newest = 90,
     .does_few = true,
-    .slower = is_slower,
+    .slower = is_beside_slower,
     .plan = plan_beside,
 };

@@ -8,6 +8,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h> /*XX*/
 
 #include "../../kernels/common/packed.h"
 #include "cuda/family.h"
@@ -42,6 +43,7 @@ enum {
     MOST_ROUNDS_OF_SECTIONS = 8, /* the same if lengths are on the device */
     SLOTS_OF_SECTION = 2,
     LEAST_SECTION = 4, /* key tiles */
+    ALIGNMENT = 256,   /* of the sums in the workspace */
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
     ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
@@ -400,7 +402,7 @@ static fa_sm90_split cut_line(const shape *s, int64_t sections)
                            .queries = s->queries,
                            .value_dim = s->variant->value_dim,
                            .sections = (int32_t)sections,
-                           .tile_cost = (int32_t)cost,
+                           .tile_cost = (int32_t)(cost * (getenv("FA_COST") ? atof(getenv("FA_COST")) : 1)),/*XX*/
                            .least = LEAST_SECTION};
 }
 
@@ -475,7 +477,8 @@ static void set_split(fa_sm90_split split, int64_t tasks, int64_t most_blocks, d
     fa_cuda_plan_launch *l = &plan->launches[plan->count - 2], *merge = l + 1;
     l->sm90.split = merge->sm90.split = split;
     l->grid = (uint32_t)(tasks < most_blocks ? tasks : most_blocks);
-    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes = (size_t)bytes;
+    l->workspace_bytes = merge->workspace_bytes = (size_t)bytes;
+    plan->workspace_bytes = l->workspace_offset + l->workspace_bytes;
 }
 
 void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t part_tiles,
@@ -558,8 +561,10 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
     if (!sections && chosen == 0) return false;
     l->queue = queue_split;
     l->overlaps = true;
+    l->workspace_offset = (plan->workspace_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (!add_merge(p, device, plan, why, size)) return false;
-    if (sections) fa_cuda_section_split_sm90(p, device, device->multiprocessors, plan);
+    plan->launches[plan->count - 1].workspace_offset = l->workspace_offset;
+    if (sections) fa_cuda_section_split_sm90(p, device, device->multiprocessors * (getenv("FA_ROUNDS") ? atoi(getenv("FA_ROUNDS")) : 1), plan); /*XX*/
     else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
 }
