@@ -48,24 +48,18 @@ FA_DEVICE int64_t fa_find_packed(const fa_attention_params *p, int64_t tile, int
     return low;
 }
 
-/* Packed sequence s, counted as in fa_packed_start. Does not set the tile's first query. */
-FA_DEVICE void fa_locate_packed_sequence(const fa_attention_params *p, int64_t s, fa_tile *t)
+FA_DEVICE void fa_locate_packed(const fa_attention_params *p, int64_t tile, int rows, fa_tile *t)
 {
+    int64_t s = fa_find_packed(p, tile, rows);
     t->block_q = 0;
     t->start_q = fa_packed_start(p, s);
     t->room_q = fa_max64(0, fa_packed_start(p, s + 1) - t->start_q);
+    t->first = (tile - FA_PACKED_FIRST_TILE(t->start_q, rows, s)) * rows;
     bool sequence = s > 0 && s <= p->batch;
     if (sequence && t->room_q < p->fewest_queries) t->room_q = 0;
     t->batch = sequence ? s - 1 : 0;
     t->n_q = sequence ? t->room_q : 0;
     if (sequence && p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[t->batch], t->room_q));
-}
-
-FA_DEVICE void fa_locate_packed(const fa_attention_params *p, int64_t tile, int rows, fa_tile *t)
-{
-    const int64_t s = fa_find_packed(p, tile, rows);
-    fa_locate_packed_sequence(p, s, t);
-    t->first = (tile - FA_PACKED_FIRST_TILE(t->start_q, rows, s)) * rows;
 }
 
 FA_DEVICE void fa_locate_padded(const fa_attention_params *p, int64_t tile, int rows, fa_tile *t)

@@ -23,7 +23,7 @@
 enum {
     THREADS = FA_SM90_MERGE_THREADS,
     COLUMNS = FA_SM90_MERGE_COLUMNS,
-    AHEAD = 4 /* parts; FA_SM90_PARTS is a multiple of it */
+    AHEAD = 4 /* parts */
 };
 
 /* Where a thread's columns of a row are. */
@@ -109,16 +109,19 @@ FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, i
 
 #endif
 
-/* The columns of AHEAD parts from this one on. */
-FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int first, float4 *x)
+/* The columns and the sums of AHEAD parts from this one on. */
+FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int first, float4 *x,
+                          fa_sm90_row_sum *sums)
 {
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
+        sums[i].base = NO_KEY_SEEN, sums[i].sum = 0.0f;
         if (first + i >= at->parts) continue;
         const int64_t row = find_slot_row(split, at, first + i);
         const float4 *from = (const float4 *)(split->out + (row * split->value_dim + at->column));
         x[2 * i] = from[0];
         x[2 * i + 1] = from[1];
+        sums[i] = split->sums[row];
     }
 }
 
@@ -139,20 +142,25 @@ FA_DEVICE bool sees_nothing(const fa_sm90_row_sum *s)
     return s->base == NO_KEY_SEEN && s->sum == s->sum;
 }
 
-/* Replaces the parts' sums by those relative to the largest base, and their bases by the factors of their outputs.
- * Returns the row's base and sum. */
-FA_DEVICE fa_sm90_row_sum merge_sums(fa_sm90_row_sum *parts, bool *skipped)
+/* Adds AHEAD parts to those before: outputs and sums are relative to the largest base so far. */
+FA_DEVICE void add_parts(fa_sm90_row_sum *all, float *out, const fa_sm90_row_sum *parts,
+                         const float4 *x)
 {
-    fa_sm90_row_sum all = {NO_KEY_SEEN, 0.0f};
+    float base = all->base;
 #pragma unroll
-    for (int i = 0; i < FA_SM90_PARTS; i++) all.base = fmaxf(all.base, parts[i].base);
+    for (int i = 0; i < AHEAD; i++) base = fmaxf(base, parts[i].base);
+    const float before = ptx_ex2(all->base - base);
+    all->sum *= before;
 #pragma unroll
-    for (int i = 0; i < FA_SM90_PARTS; i++) {
-        skipped[i] = sees_nothing(&parts[i]);
-        parts[i].base = ptx_ex2(parts[i].base - all.base);
-        if (!skipped[i]) all.sum = fmaf(parts[i].base, parts[i].sum, all.sum);
+    for (int i = 0; i < COLUMNS; i++) out[i] *= before;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (sees_nothing(&parts[i])) continue;
+        const float factor = ptx_ex2(parts[i].base - base);
+        all->sum = fmaf(factor, parts[i].sum, all->sum);
+        add_part(out, factor, x + 2 * i);
     }
-    return all;
+    all->base = base;
 }
 
 FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at, const float *out,
@@ -177,25 +185,13 @@ FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at
 FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *split,
                              const row_columns *at)
 {
-    fa_sm90_row_sum sums[FA_SM90_PARTS];
-    bool skipped[FA_SM90_PARTS];
+    fa_sm90_row_sum all = {NO_KEY_SEEN, 0.0f}, sums[AHEAD];
     float4 x[2 * AHEAD];
     float out[COLUMNS] = {0}, lse;
-#pragma unroll
-    for (int i = 0; i < FA_SM90_PARTS; i++) {
-        sums[i].base = NO_KEY_SEEN, sums[i].sum = 0.0f;
-        if (i < at->parts) sums[i] = split->sums[find_slot_row(split, at, i)];
-    }
     const float sink = p->sinks ? p->sinks[at->head] : -INFINITY;
-    load_parts(split, at, 0, x);
-    const fa_sm90_row_sum all = merge_sums(sums, skipped);
-#pragma unroll
-    for (int first = 0; first < FA_SM90_PARTS; first += AHEAD) {
-        if (first >= at->parts) break;
-        if (first > 0) load_parts(split, at, first, x);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (!skipped[first + i]) add_part(out, sums[first + i].base, x + 2 * i);
+    for (int first = 0; first < at->parts; first += AHEAD) {
+        load_parts(split, at, first, x, sums);
+        add_parts(&all, out, sums, x);
     }
     float factor = finish_sum(all.base, all.sum, sink, false, &lse);
     if (at->no_query) factor = 0.0f, lse = -INFINITY;

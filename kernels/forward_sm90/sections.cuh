@@ -12,10 +12,18 @@
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 
+/* What all work tiles of a sequence have in common: its rows and keys, as in fa_tile; and its line. In 32 bits, because a
+ * block's first load waits for it. */
+typedef struct sequence_part {
+    int batch, start_q, room_q, n_q, start_k, n_k;
+    fa_sm90_reach reach;
+    fa_sm90_line line;
+} sequence_part;
+
 /* Of 32 sequences, one in each lane. */
 typedef struct sequence_lines {
     int first; /* the first of the sequences; below 0: none is known */
-    fa_sm90_line line;
+    sequence_part own;
     int of_head, end; /* the line's length; where the sequence ends, from the first one's begin on */
 } sequence_lines;
 
@@ -27,8 +35,7 @@ typedef struct line_cut {
 typedef struct section {
     int number, left; /* how much of it is left */
     int sequence, head, tile, offset;
-    fa_sm90_line line;
-    fa_tile rows; /* of the sequence; the rest is set with each work tile */
+    sequence_part of;
 } section;
 
 /* Sequences of the line: packed ones as in fa_packed_start, because rows of no sequence get zeros. */
@@ -37,33 +44,64 @@ FA_DEVICE int count_sequences(const fa_attention_params *p)
     return (int)p->batch + (p->cu_seqlens_q ? 2 : 0);
 }
 
-/* Sets what all work tiles of a sequence have in common. */
-FA_DEVICE void locate_in_line(const fa_attention_params *p, int sequence, fa_tile *t)
+/* As fa_locate_packed and fa_locate_padded do. */
+FA_DEVICE void find_queries(const fa_attention_params *p, int sequence, sequence_part *of)
 {
+    const int rows = (int)p->rows_q, batch = (int)p->batch;
+    bool is_one = true;
+    of->batch = sequence;
+    of->start_q = 0;
+    of->room_q = rows;
     if (p->cu_seqlens_q) {
-        fa_locate_packed_sequence(p, sequence, t);
-    } else {
-        t->batch = sequence;
-        fa_locate_padded(p, 0, 1, t);
+        const int before = sequence > 0 ? clamp(p->cu_seqlens_q[sequence - 1], rows) : 0,
+                  behind = sequence <= batch ? clamp(p->cu_seqlens_q[sequence], rows) : rows;
+        is_one = sequence > 0 && sequence <= batch;
+        of->batch = is_one ? sequence - 1 : 0;
+        of->start_q = before;
+        of->room_q = max(0, behind - before);
+        if (is_one && of->room_q < p->fewest_queries) of->room_q = 0;
     }
-    fa_locate_keys(p, t);
-    t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
+    of->n_q = is_one ? of->room_q : 0;
+    if (is_one && p->seqlens_q) of->n_q = clamp(p->seqlens_q[of->batch], of->room_q);
+}
+
+/* As fa_locate_keys does. */
+FA_DEVICE void find_keys(const fa_attention_params *p, sequence_part *of)
+{
+    of->start_k = 0;
+    of->n_k = (int)p->max_k;
+    if (p->cu_seqlens_k) {
+        const int end = (int)fa_min64(p->cu_seqlens_k[of->batch + 1], p->rows_k);
+        of->start_k = max(0, p->cu_seqlens_k[of->batch]);
+        of->n_k = max(0, end - of->start_k);
+    }
+    if (p->seqlens_k) of->n_k = clamp(p->seqlens_k[of->batch], of->n_k);
+    if (of->n_q == 0) of->n_k = of->start_k = 0;
+}
+
+FA_DEVICE int64_t find_diagonal(const fa_attention_params *p, const sequence_part *of)
+{
+    return p->diagonal_given ? p->diagonal : of->n_k - of->n_q;
 }
 
 /* With a window, the last key is what counts: the first one is only known to be near. */
-FA_DEVICE fa_sm90_line find_line(const fa_attention_params *p, const fa_sm90_params *s,
-                                 const fa_tile *t)
+FA_DEVICE void find_line(const fa_attention_params *p, sequence_part *of)
 {
-    const int hi = find_reach(p, s, t).hi;
-    fa_sm90_line line;
-    line.tiles = (int)(t->room_q + QUERIES - 1) / QUERIES;
-    line.reach = hi >= UNBOUNDED ? UNBOUNDED : hi - 1;
-    line.keys = (int)t->n_k;
     const int64_t right = p->causal ? 0 : p->window_right;
-    if (p->window_left >= 0 && right >= 0 && p->window_left < line.keys && right < line.keys)
-        line.keys = min(line.keys,
-                        (int)(p->window_left + right) + QUERIES + FA_SM90_KEY_ALIGNMENT);
-    return line;
+    of->reach =
+        fa_sm90_find_reach(p->causal, p->window_left, p->window_right, find_diagonal(p, of));
+    of->line.tiles = (of->room_q + QUERIES - 1) / QUERIES;
+    of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
+    of->line.keys = of->n_k;
+    if (p->window_left >= 0 && right >= 0 && p->window_left < of->n_k && right < of->n_k)
+        of->line.keys = min(of->n_k, (int)(p->window_left + right) + QUERIES + FA_SM90_KEY_ALIGNMENT);
+}
+
+FA_DEVICE void find_sequence(const fa_attention_params *p, int sequence, sequence_part *of)
+{
+    find_queries(p, sequence, of);
+    find_keys(p, of);
+    find_line(p, of);
 }
 
 FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line, int tiles)
@@ -71,20 +109,16 @@ FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line,
     return fa_sm90_length_of_tiles(line, QUERIES, s->split.tile_cost, tiles);
 }
 
-/* Each lane has the line of a sequence from `first` on. */
+/* Each lane has a sequence from `first` on. */
 FA_DEVICE void load_lines(const fa_attention_params *p, const fa_sm90_params *s, int first,
                           sequence_lines *lines)
 {
-    const int lane = (int)threadIdx.x % 32;
+    const int lane = (int)threadIdx.x % 32, count = count_sequences(p);
     if (lines->first == first) return;
     lines->first = first;
-    lines->line.tiles = lines->line.reach = lines->line.keys = 0;
-    if (first + lane < count_sequences(p)) {
-        fa_tile t;
-        locate_in_line(p, first + lane, &t);
-        lines->line = find_line(p, s, &t);
-    }
-    lines->of_head = length_of_tiles(s, &lines->line, lines->line.tiles);
+    find_sequence(p, min(first + lane, count - 1), &lines->own);
+    if (first + lane >= count) lines->own.line.tiles = lines->own.line.keys = 0;
+    lines->of_head = length_of_tiles(s, &lines->own.line, lines->own.line.tiles);
     lines->end = lines->of_head * (int)p->heads_q;
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
@@ -101,12 +135,28 @@ FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_par
     for (int first = 0; first < sequences; first += 32) {
         load_lines(p, s, first, lines);
         length += __shfl_sync(0xffffffff, lines->end, 31);
-        most_keys = max(most_keys, lines->line.keys);
+        most_keys = max(most_keys, lines->own.line.keys);
     }
     most_keys = (int)__reduce_max_sync(0xffffffff, (uint32_t)most_keys);
     const line_cut cut = {
         length, fa_sm90_section_length(&s->split, length, most_keys, KEYS)};
     return cut;
+}
+
+/* A lane's sequence for all lanes. */
+FA_DEVICE void take_sequence(const sequence_part *own, int lane, sequence_part *of)
+{
+    of->batch = __shfl_sync(0xffffffff, own->batch, lane);
+    of->start_q = __shfl_sync(0xffffffff, own->start_q, lane);
+    of->room_q = __shfl_sync(0xffffffff, own->room_q, lane);
+    of->n_q = __shfl_sync(0xffffffff, own->n_q, lane);
+    of->start_k = __shfl_sync(0xffffffff, own->start_k, lane);
+    of->n_k = __shfl_sync(0xffffffff, own->n_k, lane);
+    of->reach.lo = __shfl_sync(0xffffffff, own->reach.lo, lane);
+    of->reach.hi = __shfl_sync(0xffffffff, own->reach.hi, lane);
+    of->line.tiles = __shfl_sync(0xffffffff, own->line.tiles, lane);
+    of->line.reach = __shfl_sync(0xffffffff, own->line.reach, lane);
+    of->line.keys = __shfl_sync(0xffffffff, own->line.keys, lane);
 }
 
 /* Goes to the sequence that has what is x behind the line's begin. Returns how far it is behind the sequence's begin; below
@@ -123,25 +173,26 @@ FA_DEVICE int find_sequence_of(const fa_attention_params *p, const fa_sm90_param
         }
         const int lane = 32 - __popc(behind); /* ends ascend */
         at->sequence = first + lane;
-        at->line.tiles = __shfl_sync(0xffffffff, lines->line.tiles, lane);
-        at->line.reach = __shfl_sync(0xffffffff, lines->line.reach, lane);
-        at->line.keys = __shfl_sync(0xffffffff, lines->line.keys, lane);
+        take_sequence(&lines->own, lane, &at->of);
         *of_head = __shfl_sync(0xffffffff, lines->of_head, lane);
         return x - __shfl_sync(0xffffffff, lines->end, lane) + *of_head * (int)p->heads_q;
     }
     return -1;
 }
 
-/* The query tile that has what is x behind its head's begin. */
+/* The query tile that has what is x behind its head's begin: lanes try different ones. */
 FA_DEVICE int find_tile_of(const fa_sm90_params *s, const fa_sm90_line *line, int x)
 {
-    int low = 0, high = line->tiles;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (length_of_tiles(s, line, middle) <= x) low = middle;
-        else high = middle;
+    const int lane = (int)threadIdx.x % 32;
+    int tile = 0;
+    for (int count = line->tiles; count > 1;) {
+        const int step = (count + 31) / 32, tried = (lane + 1) * step;
+        const bool before =
+            tried < count && length_of_tiles(s, line, tile + tried) <= x;
+        tile += __popc(__ballot_sync(0xffffffff, before)) * step;
+        count = min(step, line->tiles - tile);
     }
-    return low;
+    return tile;
 }
 
 /* Section n. It has no note until there is one. */
@@ -161,16 +212,15 @@ FA_DEVICE section begin_section(const fa_attention_params *p, const fa_sm90_para
         return at;
     }
     at.head = (int)((uint32_t)x / (uint32_t)of_head);
-    at.tile = find_tile_of(s, &at.line, x - at.head * of_head);
-    at.offset = x - at.head * of_head - length_of_tiles(s, &at.line, at.tile);
-    locate_in_line(p, at.sequence, &at.rows);
+    at.tile = find_tile_of(s, &at.of.line, x - at.head * of_head);
+    at.offset = x - at.head * of_head - length_of_tiles(s, &at.of.line, at.tile);
     return at;
 }
 
-FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_params *s, section *at)
+FA_DEVICE void next_tile_of_line(const fa_attention_params *p, section *at)
 {
     at->offset = 0;
-    if (++at->tile < at->line.tiles) return;
+    if (++at->tile < at->of.line.tiles) return;
     at->tile = 0;
     if (++at->head < (int)p->heads_q) return;
     at->head = 0;
@@ -179,9 +229,8 @@ FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_par
             at->left = 0;
             return;
         }
-        locate_in_line(p, at->sequence, &at->rows);
-        at->line = find_line(p, s, &at->rows);
-    } while (at->line.tiles == 0);
+        find_sequence(p, at->sequence, &at->of);
+    } while (at->of.line.tiles == 0);
 }
 
 /* How many parts a query tile has, of whose second part the section is. */
@@ -210,25 +259,41 @@ FA_DEVICE void note_cut(const fa_attention_params *p, const fa_sm90_params *s, c
     cut->lse = fa_row_index(p, t, t->first);
 }
 
+FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s, const section *at)
+{
+    const sequence_part *of = &at->of;
+    fa_tile t;
+    t.batch = of->batch;
+    t.head = at->head;
+    t.head_kv = fa_divide_by(at->head, s->by_group);
+    t.first = at->tile * QUERIES;
+    t.block_q = p->cu_seqlens_q ? 0 : of->batch;
+    t.start_q = of->start_q;
+    t.n_q = of->n_q;
+    t.room_q = of->room_q;
+    t.block_k = p->cu_seqlens_k ? 0 : of->batch;
+    t.start_k = of->start_k;
+    t.n_k = of->n_k;
+    t.diagonal = find_diagonal(p, of);
+    return t;
+}
+
 /* Describes the query tile at which the section is, or a part of it, and goes to the next. False if it has nothing of the
  * query tile, because its part would be short. */
 FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_sm90_params *s,
                                         const line_cut *cut, section *at, work_tile *w)
 {
-    const int keys = fa_sm90_keys_of_tile(&at->line, QUERIES, at->tile),
+    const int keys = fa_sm90_keys_of_tile(&at->of.line, QUERIES, at->tile),
               key_tiles = max((keys + KEYS - 1) / KEYS, 1);
     const int length = min(keys + s->split.tile_cost - at->offset, at->left);
     const int from = fa_sm90_cut_at(&s->split, at->offset, keys, KEYS);
     const int to = fa_sm90_cut_at(&s->split, at->offset + length, keys, KEYS);
     const bool found = from < to;
     if (found) {
-        fa_tile *t = &w->query_tile;
-        *t = at->rows;
-        t->head = at->head;
-        t->head_kv = fa_divide_by(at->head, s->by_group);
-        t->first = at->tile * QUERIES;
-        w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
-        find_key_tiles(p, s, w);
+        const fa_tile *t = &w->query_tile;
+        w->query_tile = make_tile(p, s, at);
+        w->rows = min(at->of.room_q - at->tile * QUERIES, QUERIES);
+        find_key_tiles(at->of.reach, w);
         w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
         w->sums = NULL;
         if (from > 0 || to < key_tiles) {
@@ -244,7 +309,7 @@ FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_s
         find_options(p, s, w);
     }
     at->left -= length;
-    if (at->left > 0) next_tile_of_line(p, s, at);
+    if (at->left > 0) next_tile_of_line(p, at);
     return found;
 }
 

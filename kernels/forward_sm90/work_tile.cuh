@@ -116,10 +116,9 @@ FA_DEVICE fa_sm90_reach find_reach(const fa_attention_params *p, const fa_sm90_p
 }
 
 /* The key tiles that the queries may see: at least one, which may be completely masked. */
-FA_DEVICE void find_key_tiles(const fa_attention_params *p, const fa_sm90_params *s, work_tile *w)
+FA_DEVICE void find_key_tiles(fa_sm90_reach reach, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
-    const fa_sm90_reach reach = find_reach(p, s, t);
     const int first = (int)t->first;
     w->queries = max(0, min((int)t->n_q - first, QUERIES));
     w->n_k = (int32_t)t->n_k;
@@ -193,7 +192,7 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = (char *)(s->split.out + row * VALUE_DIM);
     w->sums = s->split.sums + row;
-    find_key_tiles(p, s, w);
+    find_key_tiles(find_reach(p, s, t), w);
     take_part(part.number * s->split.part_tiles, (part.number + 1) * s->split.part_tiles, w);
     find_tiles_of_consumers(w);
     find_options(p, s, w);
@@ -213,7 +212,7 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
-    find_key_tiles(p, s, w);
+    find_key_tiles(find_reach(p, s, t), w);
     find_tiles_of_consumers(w);
     find_options(p, s, w);
     return true;
