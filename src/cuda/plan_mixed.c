@@ -17,6 +17,7 @@
  *   for the first launch, which might otherwise end later.
  */
 #include <inttypes.h>
+#include <stdlib.h> /*XX*/
 
 #include "cuda/family.h"
 #include "cuda/plan_decode.h"
@@ -99,11 +100,21 @@ static bool add_many(const fa_problem *p, const fa_cuda_device *device, fa_cuda_
     return false;
 }
 
+/* The launch of few queries. */
+static bool add_few(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                    char *why, size_t size)
+{
+    const int n = getenv("FA_FEW") ? atoi(getenv("FA_FEW")) : 0; /*XX*/
+    if (n && wants_split(p, device) && fa_cuda_add_few_sm90(p, n, device, plan, NULL, 0))
+        return true;
+    return fa_cuda_add_few(p, device, plan, why, size);
+}
+
 static bool plan_mixed(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                        char *why, size_t size)
 {
     if (refuse_uniform(p, why, size) || fa_cuda_refuse_decode(p, INT64_MAX, why, size) ||
-        !fa_cuda_add_few(p, device, plan, why, size))
+        !add_few(p, device, plan, why, size))
         return false;
     const char *arithmetic = plan->arithmetic;
     if (!add_many(p, device, plan, why, size)) return false;
