@@ -209,25 +209,54 @@ FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params 
 
 #if SPLIT
 
-/* The work tiles of the block's sections, one after the other: the next section begins where another block's ends. */
-FA_DEVICE void schedule_sections(const pipeline *pipe, const fa_attention_params *p,
-                                 const fa_sm90_params *s)
+/* Where the schedule of the block's sections is. */
+typedef struct section_schedule {
+    line_cut cut;
+    section at;
+    int number; /* of work tiles that have been described */
+} section_schedule;
+
+/* Describes work tiles of the section until it has described so many in all. */
+FA_DEVICE void schedule_section(const pipeline *pipe, const fa_attention_params *p,
+                                const fa_sm90_params *s, section_schedule *now, int most)
 {
     work_tile w;
-    int number = 0;
-    sequence_lines lines;
-    lines.first = -1;
-    const line_cut cut = find_sections(p, s, &lines);
-    for (int n = (int)blockIdx.x; n < s->split.sections; n += (int)gridDim.x) {
-        section at = begin_section(p, s, &cut, n, &lines);
-        while (at.left > 0) {
-            if (!describe_next_of_section(p, s, &cut, &at, &w)) continue;
-            wait_for_empty_entries(pipe, number, 1);
-            if (threadIdx.x % 32 == 0) publish_work_tile(pipe, number, &w);
-            number++;
-        }
+    while (now->at.left > 0 && now->number < most) {
+        if (!describe_next_of_section(p, s, &now->cut, &now->at, &w)) continue;
+        wait_for_empty_entries(pipe, now->number, 1);
+        if (threadIdx.x % 32 == 0) publish_work_tile(pipe, now->number, &w);
+        now->number++;
     }
-    publish_end(pipe, number);
+}
+
+/* Describes the first work tile, for which everything else waits: while the warp still has as many registers as all warps
+ * have when a block starts. */
+FA_DEVICE void begin_sections(const pipeline *pipe, const fa_attention_params *p,
+                              const fa_sm90_params *s, section_schedule *now)
+{
+    sequence_lines lines;
+    if (DESCRIBES_FIRST) __syncthreads();
+    wait_for_other_grids(); /* they may write lengths */
+    lines.first = -1;
+    now->number = 0;
+    now->cut = find_sections(p, s, &lines);
+    now->at = begin_section(p, s, &now->cut, (int)blockIdx.x, &lines);
+    schedule_section(pipe, p, s, now, 1);
+}
+
+/* The other work tiles of the block's sections. The next section begins where another block's ends. */
+FA_DEVICE void schedule_sections(const pipeline *pipe, const fa_attention_params *p,
+                                 const fa_sm90_params *s, section_schedule *now)
+{
+    for (int n = (int)blockIdx.x;;) {
+        schedule_section(pipe, p, s, now, INT32_MAX);
+        n += (int)gridDim.x;
+        if (n >= s->split.sections) break;
+        sequence_lines lines;
+        lines.first = -1;
+        now->at = begin_section(p, s, &now->cut, n, &lines);
+    }
+    publish_end(pipe, now->number);
 }
 
 #endif
@@ -242,20 +271,12 @@ FA_DEVICE bool reads_memory(const fa_attention_params *p)
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
     /* A balanced schedule is waited for at a barrier. */
-    const bool sections = SPLIT && s->split.sections > 0;
-    const bool early =
-        DESCRIBES_FIRST && s->counter < 0 && s->balanced_heads == 0 && !sections;
+    const bool early = DESCRIBES_FIRST && s->counter < 0 && s->balanced_heads == 0;
     if (reads_memory(p)) wait_for_other_grids();
     if (DESCRIBES_FIRST && !early) __syncthreads();
 #if DYNAMIC
     if (s->counter >= 0) {
         schedule_dynamic(pipe, p, s);
-        return;
-    }
-#endif
-#if SPLIT
-    if (sections) {
-        schedule_sections(pipe, p, s);
         return;
     }
 #endif

@@ -15,7 +15,7 @@
 /* What all work tiles of a sequence have in common: its rows and keys, as in fa_tile; and its line. In 32 bits, because a
  * block's first load waits for it. */
 typedef struct sequence_part {
-    int batch, start_q, room_q, n_q, start_k, n_k;
+    int batch, start_q, room_q, n_q, start_k, n_k, diagonal;
     fa_sm90_reach reach;
     fa_sm90_line line;
 } sequence_part;
@@ -79,29 +79,33 @@ FA_DEVICE void find_keys(const fa_attention_params *p, sequence_part *of)
     if (of->n_q == 0) of->n_k = of->start_k = 0;
 }
 
-FA_DEVICE int64_t find_diagonal(const fa_attention_params *p, const sequence_part *of)
+/* A bound by position, if there is one, for another diagonal than 0. */
+FA_DEVICE int shift_bound(int bound, int diagonal)
 {
-    return p->diagonal_given ? p->diagonal : of->n_k - of->n_q;
+    if (bound >= UNBOUNDED || bound <= -UNBOUNDED) return bound;
+    return max(-UNBOUNDED, min(bound + diagonal, UNBOUNDED));
 }
 
 /* With a window, the last key is what counts: the first one is only known to be near. */
-FA_DEVICE void find_line(const fa_attention_params *p, sequence_part *of)
+FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, sequence_part *of)
 {
-    const int64_t right = p->causal ? 0 : p->window_right;
-    of->reach =
-        fa_sm90_find_reach(p->causal, p->window_left, p->window_right, find_diagonal(p, of));
+    of->diagonal = p->diagonal_given ? saturate(p->diagonal) : of->n_k - of->n_q;
+    of->reach.lo = shift_bound(s->reach.lo, of->diagonal);
+    of->reach.hi = shift_bound(s->reach.hi, of->diagonal);
     of->line.tiles = (of->room_q + QUERIES - 1) / QUERIES;
     of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
     of->line.keys = of->n_k;
-    if (p->window_left >= 0 && right >= 0 && p->window_left < of->n_k && right < of->n_k)
-        of->line.keys = min(of->n_k, (int)(p->window_left + right) + QUERIES + FA_SM90_KEY_ALIGNMENT);
+    if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
+        of->line.keys =
+            min(of->n_k, s->reach.hi - s->reach.lo + QUERIES + FA_SM90_KEY_ALIGNMENT);
 }
 
-FA_DEVICE void find_sequence(const fa_attention_params *p, int sequence, sequence_part *of)
+FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params *s, int sequence,
+                             sequence_part *of)
 {
     find_queries(p, sequence, of);
     find_keys(p, of);
-    find_line(p, of);
+    find_line(p, s, of);
 }
 
 FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line, int tiles)
@@ -116,7 +120,7 @@ FA_DEVICE void load_lines(const fa_attention_params *p, const fa_sm90_params *s,
     const int lane = (int)threadIdx.x % 32, count = count_sequences(p);
     if (lines->first == first) return;
     lines->first = first;
-    find_sequence(p, min(first + lane, count - 1), &lines->own);
+    find_sequence(p, s, min(first + lane, count - 1), &lines->own);
     if (first + lane >= count) lines->own.line.tiles = lines->own.line.keys = 0;
     lines->of_head = length_of_tiles(s, &lines->own.line, lines->own.line.tiles);
     lines->end = lines->of_head * (int)p->heads_q;
@@ -152,6 +156,7 @@ FA_DEVICE void take_sequence(const sequence_part *own, int lane, sequence_part *
     of->n_q = __shfl_sync(0xffffffff, own->n_q, lane);
     of->start_k = __shfl_sync(0xffffffff, own->start_k, lane);
     of->n_k = __shfl_sync(0xffffffff, own->n_k, lane);
+    of->diagonal = __shfl_sync(0xffffffff, own->diagonal, lane);
     of->reach.lo = __shfl_sync(0xffffffff, own->reach.lo, lane);
     of->reach.hi = __shfl_sync(0xffffffff, own->reach.hi, lane);
     of->line.tiles = __shfl_sync(0xffffffff, own->line.tiles, lane);
@@ -217,7 +222,7 @@ FA_DEVICE section begin_section(const fa_attention_params *p, const fa_sm90_para
     return at;
 }
 
-FA_DEVICE void next_tile_of_line(const fa_attention_params *p, section *at)
+FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_params *s, section *at)
 {
     at->offset = 0;
     if (++at->tile < at->of.line.tiles) return;
@@ -229,7 +234,7 @@ FA_DEVICE void next_tile_of_line(const fa_attention_params *p, section *at)
             at->left = 0;
             return;
         }
-        find_sequence(p, at->sequence, &at->of);
+        find_sequence(p, s, at->sequence, &at->of);
     } while (at->of.line.tiles == 0);
 }
 
@@ -274,7 +279,7 @@ FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *
     t.block_k = p->cu_seqlens_k ? 0 : of->batch;
     t.start_k = of->start_k;
     t.n_k = of->n_k;
-    t.diagonal = find_diagonal(p, of);
+    t.diagonal = of->diagonal;
     return t;
 }
 
@@ -309,7 +314,7 @@ FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_s
         find_options(p, s, w);
     }
     at->left -= length;
-    if (at->left > 0) next_tile_of_line(p, at);
+    if (at->left > 0) next_tile_of_line(p, s, at);
     return found;
 }
 
