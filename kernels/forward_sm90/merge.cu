@@ -57,15 +57,18 @@ FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_s
 }
 
 /* Finds the row by the section's note. False if there is none. */
-FA_DEVICE bool locate_row(const fa_sm90_split *split, row_columns *at)
+FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split,
+                          row_columns *at)
 {
     const fa_sm90_cut cut = split->cuts[at->section];
     const int i = at->row;
     if (cut.parts == 0 || i >= cut.rows) return false;
     at->batch = cut.block;
     at->head = cut.head;
-    at->row = cut.row + i;
-    at->lse = cut.lse + i;
+    const int query = i >> split->group_bits, head = i - (query << split->group_bits);
+    at->row = cut.row + query;
+    at->head += head;
+    at->lse = cut.lse + head * p->rows_q + query;
     at->no_query = i >= cut.queries;
     at->parts = at->no_query ? 0 : cut.parts;
     at->first_row = i;
@@ -208,7 +211,7 @@ FA_KERNEL __launch_bounds__(THREADS)
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
 #if OWN_LENGTHS
-    if (locate_row(&s.split, &at)) merge_columns(&p, &s.split, &at);
+    if (locate_row(&p, &s.split, &at)) merge_columns(&p, &s.split, &at);
 #else
     if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
 #endif

@@ -38,6 +38,20 @@ typedef struct section {
     sequence_part of;
 } section;
 
+enum { QUERY_BITS = QUERIES == 128 ? 7 : 0 /* log2 of QUERIES */ };
+static_assert(1 << QUERY_BITS == QUERIES, "query tiles are halved by shifts");
+
+/* Heads of a sequence's line, which are groups of query heads if these share query tiles; queries of a query tile. */
+FA_DEVICE int count_line_heads(const fa_attention_params *p, const fa_sm90_params *s)
+{
+    return (int)p->heads_q >> s->split.group_bits;
+}
+
+FA_DEVICE int count_tile_queries(const fa_sm90_params *s)
+{
+    return QUERIES >> s->split.group_bits;
+}
+
 /* Sequences of the line: packed ones as in fa_packed_start, because rows of no sequence get zeros. */
 FA_DEVICE int count_sequences(const fa_attention_params *p)
 {
@@ -92,7 +106,7 @@ FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, 
     of->diagonal = p->diagonal_given ? saturate(p->diagonal) : of->n_k - of->n_q;
     of->reach.lo = shift_bound(s->reach.lo, of->diagonal);
     of->reach.hi = shift_bound(s->reach.hi, of->diagonal);
-    of->line.tiles = (of->room_q + QUERIES - 1) / QUERIES;
+    of->line.tiles = (of->room_q + count_tile_queries(s) - 1) >> (QUERY_BITS - s->split.group_bits);
     of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
     of->line.keys = of->n_k;
     if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
@@ -110,7 +124,7 @@ FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params 
 
 FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line, int tiles)
 {
-    return fa_sm90_length_of_tiles(line, QUERIES, s->split.tile_cost, tiles);
+    return fa_sm90_length_of_tiles(line, count_tile_queries(s), s->split.tile_cost, tiles);
 }
 
 /* Each lane has a sequence from `first` on. */
@@ -123,7 +137,7 @@ FA_DEVICE void load_lines(const fa_attention_params *p, const fa_sm90_params *s,
     find_sequence(p, s, min(first + lane, count - 1), &lines->own);
     if (first + lane >= count) lines->own.line.tiles = lines->own.line.keys = 0;
     lines->of_head = length_of_tiles(s, &lines->own.line, lines->own.line.tiles);
-    lines->end = lines->of_head * (int)p->heads_q;
+    lines->end = lines->of_head * count_line_heads(p, s);
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
         const int before = __shfl_sync(0xffffffff, lines->end, (lane - apart) & 31);
@@ -180,7 +194,7 @@ FA_DEVICE int find_sequence_of(const fa_attention_params *p, const fa_sm90_param
         at->sequence = first + lane;
         take_sequence(&lines->own, lane, &at->of);
         *of_head = __shfl_sync(0xffffffff, lines->of_head, lane);
-        return x - __shfl_sync(0xffffffff, lines->end, lane) + *of_head * (int)p->heads_q;
+        return x - __shfl_sync(0xffffffff, lines->end, lane) + *of_head * count_line_heads(p, s);
     }
     return -1;
 }
@@ -227,7 +241,7 @@ FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_par
     at->offset = 0;
     if (++at->tile < at->of.line.tiles) return;
     at->tile = 0;
-    if (++at->head < (int)p->heads_q) return;
+    if (++at->head < count_line_heads(p, s)) return;
     at->head = 0;
     do {
         if (++at->sequence >= count_sequences(p)) { /* only if lengths are wrong */
@@ -269,9 +283,9 @@ FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *
     const sequence_part *of = &at->of;
     fa_tile t;
     t.batch = of->batch;
-    t.head = at->head;
-    t.head_kv = fa_divide_by(at->head, s->by_group);
-    t.first = at->tile * QUERIES;
+    t.head = at->head << s->split.group_bits;
+    t.head_kv = fa_divide_by((uint32_t)t.head, s->by_group);
+    t.first = at->tile * count_tile_queries(s);
     t.block_q = p->cu_seqlens_q ? 0 : of->batch;
     t.start_q = of->start_q;
     t.n_q = of->n_q;
@@ -288,7 +302,7 @@ FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *
 FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_sm90_params *s,
                                         const line_cut *cut, section *at, work_tile *w)
 {
-    const int keys = fa_sm90_keys_of_tile(&at->of.line, QUERIES, at->tile),
+    const int keys = fa_sm90_keys_of_tile(&at->of.line, count_tile_queries(s), at->tile),
               key_tiles = max((keys + KEYS - 1) / KEYS, 1);
     const int length = min(keys + s->split.tile_cost - at->offset, at->left);
     const int from = fa_sm90_cut_at(&s->split, at->offset, keys, KEYS);
@@ -297,7 +311,8 @@ FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_s
     if (found) {
         const fa_tile *t = &w->query_tile;
         w->query_tile = make_tile(p, s, at);
-        w->rows = min(at->of.room_q - at->tile * QUERIES, QUERIES);
+        w->group_bits = s->split.group_bits;
+        w->rows = min(rows_of(w, at->of.room_q - (int)t->first), QUERIES);
         find_key_tiles(at->of.reach, w);
         w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
         w->sums = NULL;

@@ -27,6 +27,10 @@
  * it ends, and 2 n for a later part of the one in which it begins. The scheduler of the section that has the second part of
  * a query tile leaves a note about it (fa_sm90_cut), by which the second launch finds its rows: a variant of its own
  * (own_lengths in variants.h).
+ *
+ * With sections, a query tile may have the rows of several query heads that share a key head, one after the other for each
+ * query (FlashAttention-3 calls this PackGQA): row r is query r >> group_bits of the tile, and head r % 2^group_bits of the
+ * group. Then the heads of the line are these groups.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SPLIT_H
 #define FA_KERNELS_FORWARD_SM90_SPLIT_H
@@ -74,6 +78,7 @@ typedef struct fa_sm90_split {
         first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
     /* 0: lengths are not on the device. Otherwise these, `queries` and `value_dim` are all that is used. */
     int32_t sections, tile_cost; /* the cost in keys */
+    int32_t group_bits; /* log2 of the query heads that share query tiles */
     int32_t least; /* key tiles of a section; of a part half of it, rounded up */
     fa_sm90_cut *cuts; /* of each section */
 } fa_sm90_split;

@@ -20,9 +20,10 @@ typedef struct work_tile {
      * others. 0: its rows see nothing, or it has no rows. */
     int32_t needed[CONSUMERS];
     int32_t lo, hi, n_k;
-    int32_t queries, rows; /* its queries; its rows of the outputs, which are stored */
+    int32_t queries, rows; /* its rows of queries; its rows of the outputs, which are stored */
     char *out; /* the first row of its outputs; of a part: of its sums in the workspace, float32 */
 #if SPLIT
+    int32_t group_bits;    /* its rows are those of 2^group_bits heads for each query (split.h) */
     fa_sm90_row_sum *sums; /* of a part's first row: its base and its sum of weights; NULL: all keys are in one part */
 #endif
     /* Of each consumer: key tiles that all its rows see whole; and the first key tile before which all its rows have
@@ -45,16 +46,32 @@ FA_DEVICE int32_t saturate(int64_t x) { return fa_sm90_saturate(x); }
 
 FA_DEVICE int clamp(int x, int upper) { return max(0, min(x, upper)); }
 
+/* The rows of so many queries. */
+#if SPLIT
+FA_DEVICE int rows_of(const work_tile *w, int queries) { return queries << w->group_bits; }
+#else
+FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, queries; }
+#endif
+
+/* The query and the head of a row, counted from the work tile's first ones. */
+#if SPLIT
+FA_DEVICE int query_of(const work_tile *w, int row) { return row >> w->group_bits; }
+FA_DEVICE int head_of(const work_tile *w, int row) { return row & ((1 << w->group_bits) - 1); }
+#else
+FA_DEVICE int query_of(const work_tile *w, int row) { return (void)w, row; }
+FA_DEVICE int head_of(const work_tile *w, int row) { return (void)w, (void)row, 0; }
+#endif
+
 /* The keys [lo, hi) that a query may see, counted from the work tile's first key. */
 typedef struct key_range {
     int lo, hi;
 } key_range;
 
-/* The keys of query i. Rows after the last query see the same keys as the last query. */
+/* The keys of row i. Rows after the last query see the same keys as the last query. */
 FA_DEVICE key_range find_key_range(const work_tile *w, int i)
 {
-    const int row = min(i, max(w->queries, 1) - 1);
-    const key_range range = {w->lo + row, clamp(w->hi + row, w->n_k)};
+    const int query = query_of(w, min(i, max(w->queries, 1) - 1));
+    const key_range range = {w->lo + query, clamp(w->hi + query, w->n_k)};
     return range;
 }
 
@@ -120,7 +137,7 @@ FA_DEVICE void find_key_tiles(fa_sm90_reach reach, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
     const int first = (int)t->first;
-    w->queries = max(0, min((int)t->n_q - first, QUERIES));
+    w->queries = max(0, min(rows_of(w, (int)t->n_q - first), QUERIES));
     w->n_k = (int32_t)t->n_k;
     w->hi = reach.hi >= UNBOUNDED ? UNBOUNDED : min(reach.hi + first, UNBOUNDED);
     w->lo = reach.lo <= -UNBOUNDED ? -UNBOUNDED : min(reach.lo + first, UNBOUNDED);
@@ -188,6 +205,7 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
     const int64_t row = task * QUERIES;
     w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
+    w->group_bits = 0;
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = (char *)(s->split.out + row * VALUE_DIM);

@@ -36,7 +36,7 @@ static const double average_share = 0.7;
 
 enum {
     NARROW = 64,        /* the largest head dim that has the lower rate */
-    LEAST_QUERIES = 33, /* fewer are for decode_sm90 */
+    MOST_GROUP_BITS = 6, /* of the 64 rows that a consumer has */
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
@@ -57,9 +57,9 @@ static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; 
  * for these kernels, which never run them. */
 static bool refuse_split(const fa_problem *p, char *why, size_t size)
 {
-    if (p->max_q < LEAST_QUERIES || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 || p->d_v < 1) {
-        fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected %d or more",
-                    p->max_q, (int)LEAST_QUERIES);
+    if (p->max_q <= fa_cuda_most_few(p) || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 || p->d_v < 1) {
+        fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected more than %" PRId64,
+                    p->max_q, fa_cuda_most_few(p));
         return true;
     }
     const char *option = p->batch_invariant          ? "options.flags has FA_BATCH_INVARIANT"
@@ -74,9 +74,10 @@ static bool refuse_split(const fa_problem *p, char *why, size_t size)
 /* What is split. Query i sees keys before i + reach, if there are so many. */
 typedef struct shape {
     const fa_variant *variant;
-    int64_t heads, tiles;
+    int64_t heads, tiles;                  /* groups of heads, if these share query tiles */
     int64_t rows_q, n_k, reach, most_keys; /* of a query tile, counted from its first key */
     int queries, keys;                     /* of a tile */
+    int rows, group_bits;                  /* of a query tile; log2 of heads that share it */
     double tile_seconds;
 } shape;
 
@@ -116,6 +117,7 @@ static shape find_shape(const fa_problem *p, const fa_variant *v)
                .reach = unbounded,
                .most_keys = p->n_k,
                .queries = FA_SM90_QUERIES(v->consumers),
+               .rows = FA_SM90_QUERIES(v->consumers),
                .keys = v->keys,
                .tile_seconds = find_tile_seconds(v)};
     const int64_t diagonal =
@@ -164,7 +166,7 @@ static int64_t count_tasks(const shape *s, int64_t part_tiles)
 
 static double count_bytes(const shape *s, int64_t tasks)
 {
-    return (double)tasks * s->queries *
+    return (double)tasks * s->rows *
            (s->variant->value_dim * (double)sizeof(float) + ROW_SUM_BYTES);
 }
 
@@ -174,7 +176,7 @@ static fa_sm90_split cut_keys(const shape *s, int64_t part_tiles)
                            .parts = (int32_t)count_parts(s, part_tiles),
                            .heads = (int32_t)s->heads,
                            .tiles = (int32_t)s->tiles,
-                           .queries = s->queries,
+                           .queries = s->rows,
                            .value_dim = s->variant->value_dim};
     for (int32_t part = 0; part < split.parts; part++) {
         const int64_t first = part == 0 ? 0 : first_tile_beyond(s, part * part_tiles * s->keys);
@@ -343,13 +345,33 @@ static shape find_longest(const fa_problem *p, const fa_variant *v)
     return find_shape(&longest, v);
 }
 
+/* How many query heads of a group share query tiles: the largest power of two that divides their number. Each head's rows
+ * are at the same distance from the one before it. */
+static int choose_group_bits(const fa_problem *p)
+{
+    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
+    int bits = 0;
+    if (group > 1 && fa_cuda_is_broadcast(&p->q, 2)) return 0;
+    while (bits < MOST_GROUP_BITS && group >> bits > 1 && (group >> bits) % 2 == 0) bits++;
+    return bits;
+}
+
+static shape share_tiles(shape s, int group_bits)
+{
+    s.group_bits = group_bits;
+    s.heads >>= group_bits;
+    s.queries >>= group_bits;
+    s.tiles = fa_cuda_count_tiles(s.rows_q, s.queries);
+    return s;
+}
+
 /* Work tiles that may have rows. Tiles of packed queries have more numbers. */
 static int64_t count_work_tiles(const fa_problem *p, const shape *s)
 {
     const int64_t each = fa_cuda_count_tiles(p->max_q, s->queries);
-    if (!p->cu_seqlens_q) return each * count_heads(p);
+    if (!p->cu_seqlens_q) return each * s->heads;
     const int64_t packed = p->rows_q / s->queries + p->batch;
-    return p->heads_q * (each <= packed / p->batch ? each * p->batch : packed);
+    return (p->heads_q >> s->group_bits) * (each <= packed / p->batch ? each * p->batch : packed);
 }
 
 /* What the multiprocessors have to do. */
@@ -392,15 +414,16 @@ static bool is_line_too_long(const fa_problem *p, const shape *s, const fa_sm90_
 {
     const double tiles = (double)p->rows_q / s->queries + 1;
     const double all = p->cu_seqlens_q ? tiles + (double)p->batch + 2 : tiles * (double)p->batch;
-    return all * (double)p->heads_q * (double)(s->n_k + split->tile_cost) >= FA_SM90_LINE;
+    return all * (double)(p->heads_q >> s->group_bits) * (double)(s->n_k + split->tile_cost) >= FA_SM90_LINE;
 }
 
 static fa_sm90_split cut_line(const shape *s, int64_t sections)
 {
     const double cost = task_seconds / s->tile_seconds * s->keys;
     return (fa_sm90_split){.parts = FA_SM90_PARTS,
-                           .queries = s->queries,
+                           .queries = s->rows,
                            .value_dim = s->variant->value_dim,
+                           .group_bits = s->group_bits,
                            .sections = (int32_t)sections,
                            .tile_cost = (int32_t)(cost * (getenv("FA_COST") ? atof(getenv("FA_COST")) : 1)),/*XX*/
                            .least = LEAST_SECTION};
