@@ -40,8 +40,10 @@ enum {
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
-    MOST_ROUNDS_OF_SECTIONS = 8, /* the same if lengths are on the device */
+    MOST_ROUNDS_OF_SECTIONS = 16, /* the same if lengths are on the device */
     SLOTS_OF_SECTION = 2,
+    NARROW_BESIDE = 96, /* the largest head dims for which other kernels are much faster */
+    ROUNDS_BESIDE = 2, /* sections of a multiprocessor, beside another launch */
     LEAST_SECTION = 4, /* key tiles */
     ALIGNMENT = 256,   /* of the sums in the workspace */
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
@@ -379,12 +381,12 @@ static double count_section_bytes(const shape *s, int64_t sections)
            (double)sections * (double)sizeof(fa_sm90_cut);
 }
 
-/* All blocks have the same work. */
+/* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
 static double sections_seconds(const shape *s, const work *w, int64_t blocks)
 {
     const double tiles = (double)w->tiles / (double)blocks;
     return tiles * (w->average * s->tile_seconds + task_seconds) + block_seconds +
-           merging_seconds(s, SLOTS_OF_SECTION * blocks);
+           merging_seconds(s, blocks);
 }
 
 /* The most that the line can be long: packed queries have rows of no sequence before and behind all others. */
@@ -496,11 +498,13 @@ void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *devic
                                 fa_cuda_plan *plan)
 {
     fa_cuda_plan_launch *merge = &plan->launches[plan->count - 1];
-    const shape s = find_longest(p, &fa_variants[plan->launches[plan->count - 2].variant]);
-    const int64_t rows = FA_SM90_MERGE_ROWS(p->d_v);
-    merge->grid = fa_cuda_grid(sections * fa_cuda_count_tiles(s.queries, rows));
-    set_split(cut_line(&s, sections), sections, device->multiprocessors,
-              count_section_bytes(&s, sections), plan);
+    const fa_variant *v = &fa_variants[plan->launches[plan->count - 2].variant];
+    const shape s = find_longest(p, v);
+    const int64_t each = fa_cuda_count_tiles(s.queries, FA_SM90_MERGE_ROWS(p->d_v)),
+                  most = FA_SM90_MERGE_BLOCKS * (int64_t)device->multiprocessors;
+    merge->grid = (uint32_t)(sections * each < most ? sections * each : most);
+    const int64_t blocks = v->beside ? sections : device->multiprocessors;
+    set_split(cut_line(&s, sections), sections, blocks, count_section_bytes(&s, sections), plan);
 }
 
 /* The blocks of the second launch, if lengths are not on the device. */
@@ -527,6 +531,13 @@ static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     return true;
 }
 
+/* Beside another launch, multiprocessors take sections when that leaves them free. */
+static int64_t count_sections(const fa_variant *v, const fa_cuda_device *device)
+{
+    const char *e = getenv("FA_ROUNDS"); /*XX*/
+    return device->multiprocessors * (int64_t)(e ? atoi(e) : v->beside ? ROUNDS_BESIDE : 1);
+}
+
 static bool refuse_line(const fa_problem *p, const fa_variant *v, char *why, size_t size)
 {
     const shape s = find_longest(p, v);
@@ -548,12 +559,11 @@ static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cu
     return chosen;
 }
 
-static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                       char *why, size_t size)
+/* Adds both launches. first, end: the variants of the first one. */
+static bool add_split(const fa_problem *p, int first, int end, const fa_cuda_device *device,
+                      fa_cuda_plan *plan, char *why, size_t size)
 {
-    if (refuse_split(p, why, size) ||
-        !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan,
-                          why, size))
+    if (refuse_split(p, why, size) || !fa_cuda_add_sm90(p, first, end, device, plan, why, size))
         return false;
     fa_cuda_plan_launch *l = &plan->launches[plan->count - 1];
     const bool sections = fa_cuda_has_own_lengths(p);
@@ -566,9 +576,34 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
     l->workspace_offset = (plan->workspace_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (!add_merge(p, device, plan, why, size)) return false;
     plan->launches[plan->count - 1].workspace_offset = l->workspace_offset;
-    if (sections) fa_cuda_section_split_sm90(p, device, device->multiprocessors * (getenv("FA_ROUNDS") ? atoi(getenv("FA_ROUNDS")) : 1), plan); /*XX*/
+    if (sections) fa_cuda_section_split_sm90(p, device, count_sections(v, device), plan);
     else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
+}
+
+static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    return add_split(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan, why,
+                     size);
+}
+
+bool fa_cuda_add_split_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                              char *why, size_t size)
+{
+    return add_split(p, FA_FIRST_forward_sm90_split_beside, FA_END_forward_sm90_split_beside,
+                     device, plan, why, size);
+}
+
+bool fa_cuda_wants_split_beside(const fa_problem *p, const fa_cuda_device *device)
+{
+    const fa_variant *v = &fa_variants[FA_FIRST_forward_sm90_split_beside];
+    if (refuse_split(p, NULL, 0) || (p->d <= NARROW_BESIDE && p->d_v <= NARROW_BESIDE) ||
+        p->d > v->head_dim || p->d_v > v->value_dim)
+        return false;
+    const shape s = find_longest(p, v);
+    return s.n_k >= LEAST_KEYS && count_work_tiles(p, &s) <= MOST_ROUNDS_OF_SECTIONS *
+                                                                 (int64_t)device->multiprocessors;
 }
 
 /* Whether forward_sm90 is faster. Most problems have so many work tiles that the model is not needed. */
