@@ -40,19 +40,20 @@ typedef struct row_columns {
 
 #if OWN_LENGTHS
 
-/* What is known before the first launch has ended: the block's rows are those of a query tile whose second part a section
- * has. Divisions come before the wait, as below. A thread without a row gets one behind the query tile. */
-FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split)
+/* Which columns of which row of a query tile: work is numbered section by section. A thread without a row gets one behind the
+ * query tile. */
+FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split,
+                                   uint32_t number)
 {
     const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS,
                    rows = FA_SM90_MERGE_ROWS((uint32_t)p->d_v);
-    const uint32_t queries = (uint32_t)split->queries, blocks = (queries + rows - 1) / rows;
-    const uint32_t section = blockIdx.x / blocks, own = threadIdx.x / groups;
-    const uint32_t row = own < rows ? (blockIdx.x - section * blocks) * rows + own : queries;
+    const uint32_t queries = (uint32_t)split->queries, each = (queries + rows - 1) / rows;
+    const uint32_t section = number / each, own = threadIdx.x / groups;
+    const uint32_t row = own < rows ? (number - section * each) * rows + own : queries;
     row_columns at;
-    at.section = (int)fa_opaque(section);
-    at.column = (int)(fa_opaque(threadIdx.x - own * groups) * COLUMNS);
-    at.row = (int)fa_opaque(row);
+    at.section = (int)section;
+    at.column = (int)((threadIdx.x - own * groups) * COLUMNS);
+    at.row = (int)row;
     return at;
 }
 
@@ -61,13 +62,11 @@ FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *spl
                           row_columns *at)
 {
     const fa_sm90_cut cut = split->cuts[at->section];
-    const int i = at->row;
+    const int i = at->row, query = i >> split->group_bits, head = i - (query << split->group_bits);
     if (cut.parts == 0 || i >= cut.rows) return false;
     at->batch = cut.block;
-    at->head = cut.head;
-    const int query = i >> split->group_bits, head = i - (query << split->group_bits);
+    at->head = cut.head + head;
     at->row = cut.row + query;
-    at->head += head;
     at->lse = cut.lse + head * p->rows_q + query;
     at->no_query = i >= cut.queries;
     at->parts = at->no_query ? 0 : cut.parts;
@@ -203,16 +202,22 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
 }
 
 /* The parameters are those of the first launch; of the second one, only `split` is read. */
-FA_KERNEL __launch_bounds__(THREADS)
+FA_KERNEL __launch_bounds__(THREADS, OWN_LENGTHS ? FA_SM90_MERGE_BLOCKS : 1)
     forward_sm90_merge(const __grid_constant__ fa_attention_params p,
                        const __grid_constant__ fa_sm90_params s)
 {
-    row_columns at = find_columns(&p, &s.split);
+#if OWN_LENGTHS
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
-#if OWN_LENGTHS
-    if (locate_row(&p, &s.split, &at)) merge_columns(&p, &s.split, &at);
+    for (uint32_t i = blockIdx.x;; i += gridDim.x) {
+        row_columns at = find_columns(&p, &s.split, i);
+        if (at.section >= s.split.sections) break;
+        if (locate_row(&p, &s.split, &at)) merge_columns(&p, &s.split, &at);
+    }
 #else
+    const row_columns at = find_columns(&p, &s.split);
+    ptx_wait_for_grids();
+    ptx_let_next_grid_start();
     if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
 #endif
 }

@@ -42,10 +42,11 @@
 enum {
     FA_SM90_PARTS = 16,          /* of a query tile, at most */
     FA_SM90_MERGE_THREADS = 128, /* of a block of forward_sm90_merge */
-    FA_SM90_MERGE_COLUMNS = 8    /* of such a thread */
+    FA_SM90_MERGE_COLUMNS = 8,   /* of such a thread */
+    FA_SM90_MERGE_BLOCKS = 7     /* of a multiprocessor, if lengths are on the device */
 };
 
-/* Rows of a query tile that a block of forward_sm90_merge has if lengths are on the device. */
+/* Rows of a query tile that a block of forward_sm90_merge has at a time if lengths are on the device. */
 #define FA_SM90_MERGE_ROWS(value_dim)                                                              \
     (FA_SM90_MERGE_THREADS / (((value_dim) + FA_SM90_MERGE_COLUMNS - 1) / FA_SM90_MERGE_COLUMNS))
 

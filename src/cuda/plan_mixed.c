@@ -17,16 +17,16 @@
  *   for the first launch, which might otherwise end later.
  */
 #include <inttypes.h>
-#include <stdlib.h> /*XX*/
 
 #include "cuda/family.h"
 #include "cuda/plan_decode.h"
 #include "cuda/plan_decode_sm90.h"
 #include "cuda/plan_sm90.h"
+#include "cuda/plan_split_sm90.h"
 
 /* The kernels for many queries, fastest first. */
-static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_split_sm90, &fa_cuda_forward_sm90,
-                                                 &fa_cuda_forward_sm80, &fa_cuda_forward_simt};
+static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_sm90, &fa_cuda_forward_sm80,
+                                                 &fa_cuda_forward_simt};
 
 /* Whether no sequence of such a batch can have few queries, although the longest may have more: the rows
  * that do not fit into the other sequences are left for this one. */
@@ -52,24 +52,15 @@ static bool seems_mostly_few(const fa_problem *p)
     return 2 * fa_cuda_count_tiles(p->rows_q, p->max_q) <= p->batch;
 }
 
-/* Whether split keys are faster for the sequences of many queries: these are as many as there can be. */
-static bool wants_split(const fa_problem *p, const fa_cuda_device *device)
-{
-    const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
-    const int64_t most = p->rows_q / (fa_cuda_most_few(p) + 1);
-    fa_problem many = *p;
-    if (many.batch > most) many.batch = most;
-    return fa_cuda_is_tried(split, device) && p->pass == FA_PASS_FORWARD && many.batch > 0 &&
-           !split->slower(&many, device, NULL, 0);
-}
-
 /* Whether there are so few work tiles that all multiprocessors are busy only with split keys. These take sequences of
  * few queries as well; if most sequences are such, their keys would be read once for each query head. */
 static bool is_slower_than_split(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
     fa_cuda_plan other;
-    if (seems_mostly_few(p) || !wants_split(p, device)) return false;
+    if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0 ||
+        seems_mostly_few(p) || split->slower(p, device, NULL, 0))
+        return false;
     fa_cuda_plan_begin(device, split, &other);
     return split->plan(p, device, &other, NULL, 0);
 }
@@ -90,31 +81,19 @@ static bool add_many(const fa_problem *p, const fa_cuda_device *device, fa_cuda_
     const int count = plan->count;
     for (size_t i = 0; i < sizeof for_many / sizeof for_many[0]; i++) {
         if (!fa_cuda_is_tried(for_many[i], device)) continue;
-        if (for_many[i] == &fa_cuda_forward_split_sm90 && !wants_split(p, device)) continue;
         plan->count = count;
         if (!for_many[i]->plan(p, device, plan, why, size)) continue;
-        for (int n = count; n < plan->count; n++)
-            plan->launches[n].fewest_queries = fa_cuda_most_few(p) + 1;
+        plan->launches[count].fewest_queries = fa_cuda_most_few(p) + 1;
         return true;
     }
     return false;
-}
-
-/* The launch of few queries. */
-static bool add_few(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                    char *why, size_t size)
-{
-    const int n = getenv("FA_FEW") ? atoi(getenv("FA_FEW")) : 0; /*XX*/
-    if (n && wants_split(p, device) && fa_cuda_add_few_sm90(p, n, device, plan, NULL, 0))
-        return true;
-    return fa_cuda_add_few(p, device, plan, why, size);
 }
 
 static bool plan_mixed(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                        char *why, size_t size)
 {
     if (refuse_uniform(p, why, size) || fa_cuda_refuse_decode(p, INT64_MAX, why, size) ||
-        !add_few(p, device, plan, why, size))
+        !fa_cuda_add_few(p, device, plan, why, size))
         return false;
     const char *arithmetic = plan->arithmetic;
     if (!add_many(p, device, plan, why, size)) return false;
@@ -145,34 +124,65 @@ const fa_cuda_family fa_cuda_forward_mixed = {
  */
 enum { SHARE_OF_DEVICE = 2 };
 
-static bool plan_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                        char *why, size_t size)
+/* The launch of few queries, and what both forms of this family need. */
+static bool begin_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                         char *why, size_t size)
 {
     if (fa_cuda_architecture(device) != 90 || !device->overlaps) {
         fa_cuda_say(why, size, "launches cannot overlap on this device, or by this driver");
         return false;
     }
     const int32_t blocks = (int32_t)fa_cuda_count_tiles(device->multiprocessors, SHARE_OF_DEVICE);
-    if (refuse_uniform(p, why, size) || fa_cuda_refuse_decode(p, INT64_MAX, why, size) ||
-        !fa_cuda_add_few_sm90(p, blocks, device, plan, why, size) ||
+    return !refuse_uniform(p, why, size) && !fa_cuda_refuse_decode(p, INT64_MAX, why, size) &&
+           fa_cuda_add_few_sm90(p, blocks, device, plan, why, size);
+}
+
+static void leave_few(const fa_problem *p, fa_cuda_plan *plan)
+{
+    for (int i = 1; i < plan->count; i++)
+        plan->launches[i].fewest_queries = fa_cuda_most_few(p) + 1;
+}
+
+static bool plan_whole_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                              char *why, size_t size)
+{
+    if (!begin_beside(p, device, plan, why, size) ||
         !fa_cuda_add_beside(p, device, plan, why, size))
         return false;
-    plan->launches[1].fewest_queries = fa_cuda_most_few(p) + 1;
+    leave_few(p, plan);
     return true;
 }
 
-/* Split keys are used behind the launch of few queries, not beside it. */
-static bool is_beside_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
-                             size_t size)
+/* With split keys where there are few work tiles: they begin on half of the multiprocessors, and are short enough to end
+ * together. The sequences of many queries are as many as there can be. */
+static bool plan_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size)
 {
-    return is_slower(p, device, why, size) || wants_split(p, device);
+    const int64_t most = p->rows_q / (fa_cuda_most_few(p) + 1);
+    fa_problem many = *p;
+    if (many.batch > most) many.batch = most;
+    if (!fa_cuda_wants_split_beside(&many, device))
+        return plan_whole_beside(p, device, plan, why, size);
+    if (!begin_beside(p, device, plan, why, size) ||
+        !fa_cuda_add_split_beside(p, device, plan, why, size))
+        return false;
+    leave_few(p, plan);
+    return true;
 }
+
+static const fa_cuda_family whole_beside = {
+    .name = "mixed_beside",
+    .oldest = 90,
+    .newest = 90,
+    .plan = plan_whole_beside,
+};
 
 const fa_cuda_family fa_cuda_forward_mixed_beside = {
     .name = "mixed_beside",
     .oldest = 90,
     .newest = 90,
     .does_few = true,
-    .slower = is_beside_slower,
+    .slower = is_slower,
+    .without_workspace = &whole_beside,
     .plan = plan_beside,
 };

@@ -36,12 +36,15 @@ static const double average_share = 0.7;
 
 enum {
     NARROW = 64,        /* the largest head dim that has the lower rate */
-    MOST_GROUP_BITS = 6, /* of the 64 rows that a consumer has */
+    QUERY_BOX = 64, /* rows of a consumer */
+    MOST_GROUP_BITS = 6, /* log2 of them */
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
-    MOST_ROUNDS_OF_SECTIONS = 8, /* the same if lengths are on the device */
+    MOST_ROUNDS_OF_SECTIONS = 16, /* the same if lengths are on the device */
     SLOTS_OF_SECTION = 2,
+    NARROW_BESIDE = 96, /* the largest head dims for which other kernels are much faster */
+    ROUNDS_BESIDE = 2, /* sections of a multiprocessor, beside another launch */
     LEAST_SECTION = 4, /* key tiles */
     ALIGNMENT = 256,   /* of the sums in the workspace */
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
@@ -334,16 +337,7 @@ static choice choose_length(const shape *s, const fa_cuda_device *device)
     return best;
 }
 
-/* ---- Lengths on the device ------------------------------------------------------------------- */
-
-/* The longest sequence, as far as the host knows. Of packed keys it knows only the sum. Short ones would gain less. */
-static shape find_longest(const fa_problem *p, const fa_variant *v)
-{
-    fa_problem longest = *p;
-    longest.rows_q = p->max_q;
-    if (p->cu_seqlens_k) longest.n_k = fa_cuda_count_tiles(p->rows_k, p->batch);
-    return find_shape(&longest, v);
-}
+/* ---- Sections -------------------------------------------------------------------------------- */
 
 /* How many query heads of a group share query tiles: the largest power of two that divides their number. Each head's rows
  * are at the same distance from the one before it. */
@@ -363,6 +357,15 @@ static shape share_tiles(shape s, int group_bits)
     s.queries >>= group_bits;
     s.tiles = fa_cuda_count_tiles(s.rows_q, s.queries);
     return s;
+}
+
+/* The longest sequence, as far as the host knows. Of packed keys it knows only the sum. Short ones would gain less. */
+static shape find_longest(const fa_problem *p, const fa_variant *v)
+{
+    fa_problem longest = *p;
+    longest.rows_q = p->max_q;
+    if (p->cu_seqlens_k) longest.n_k = fa_cuda_count_tiles(p->rows_k, p->batch);
+    return share_tiles(find_shape(&longest, v), choose_group_bits(p));
 }
 
 /* Work tiles that may have rows. Tiles of packed queries have more numbers. */
@@ -401,12 +404,12 @@ static double count_section_bytes(const shape *s, int64_t sections)
            (double)sections * (double)sizeof(fa_sm90_cut);
 }
 
-/* All blocks have the same work. */
+/* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
 static double sections_seconds(const shape *s, const work *w, int64_t blocks)
 {
     const double tiles = (double)w->tiles / (double)blocks;
     return tiles * (w->average * s->tile_seconds + task_seconds) + block_seconds +
-           merging_seconds(s, SLOTS_OF_SECTION * blocks);
+           merging_seconds(s, blocks);
 }
 
 /* The most that the line can be long: packed queries have rows of no sequence before and behind all others. */
@@ -427,6 +430,23 @@ static fa_sm90_split cut_line(const shape *s, int64_t sections)
                            .sections = (int32_t)sections,
                            .tile_cost = (int32_t)(cost * (getenv("FA_COST") ? atof(getenv("FA_COST")) : 1)),/*XX*/
                            .least = LEAST_SECTION};
+}
+
+/* The time with sections, if no lengths are on the device. Without heads that share query tiles, parts are better. */
+static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
+{
+    const shape s = find_longest(p, v);
+    const fa_sm90_split split = cut_line(&s, 1);
+    if (s.group_bits == 0 || is_line_too_long(p, &s, &split)) return INFINITY;
+    const work w = find_work(p, &s);
+    return sections_seconds(&s, &w, blocks);
+}
+
+static bool wants_sections(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+{
+    if (fa_cuda_has_own_lengths(p)) return true;
+    const shape s = find_shape(p, v);
+    return shared_seconds(p, v, device->multiprocessors) < choose_length(&s, device).seconds;
 }
 
 static bool are_sections_slower(const fa_problem *p, const fa_cuda_device *device)
@@ -518,12 +538,16 @@ void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, i
 void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t sections,
                                 fa_cuda_plan *plan)
 {
-    fa_cuda_plan_launch *merge = &plan->launches[plan->count - 1];
-    const shape s = find_longest(p, &fa_variants[plan->launches[plan->count - 2].variant]);
-    const int64_t rows = FA_SM90_MERGE_ROWS(p->d_v);
-    merge->grid = fa_cuda_grid(sections * fa_cuda_count_tiles(s.queries, rows));
-    set_split(cut_line(&s, sections), sections, device->multiprocessors,
-              count_section_bytes(&s, sections), plan);
+    fa_cuda_plan_launch *merge = &plan->launches[plan->count - 1], *l = merge - 1;
+    const fa_variant *v = &fa_variants[l->variant];
+    const shape s = find_longest(p, v);
+    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
+                       1 << s.group_bits, QUERY_BOX);
+    const int64_t each = fa_cuda_count_tiles(s.rows, FA_SM90_MERGE_ROWS(p->d_v)),
+                  most = FA_SM90_MERGE_BLOCKS * (int64_t)device->multiprocessors;
+    merge->grid = (uint32_t)(sections * each < most ? sections * each : most);
+    const int64_t blocks = v->beside ? sections : device->multiprocessors;
+    set_split(cut_line(&s, sections), sections, blocks, count_section_bytes(&s, sections), plan);
 }
 
 /* The blocks of the second launch, if lengths are not on the device. */
@@ -534,13 +558,13 @@ static int64_t count_merge_blocks(const fa_problem *p)
     return fa_cuda_count_tiles(threads, FA_SM90_MERGE_THREADS);
 }
 
-static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                      char *why, size_t size)
+static bool add_merge(const fa_problem *p, bool sections, const fa_cuda_device *device,
+                      fa_cuda_plan *plan, char *why, size_t size)
 {
     static const int variants[][2] = {
         {FA_VARIANT_forward_sm90_merge_f16, FA_VARIANT_forward_sm90_merge_lengths_f16},
         {FA_VARIANT_forward_sm90_merge_bf16, FA_VARIANT_forward_sm90_merge_lengths_bf16}};
-    const int variant = variants[p->q.dtype != FA_FLOAT16][fa_cuda_has_own_lengths(p)];
+    const int variant = variants[p->q.dtype != FA_FLOAT16][sections];
     fa_cuda_plan_launch *l = fa_cuda_plan_add(&fa_variants[variant], FA_SM90_MERGE_THREADS, 0,
                                               queue_merge, device, plan, why, size);
     if (!l) return false;
@@ -548,6 +572,13 @@ static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     l->overlaps = true;
     l->idle = false;
     return true;
+}
+
+/* Beside another launch, multiprocessors take sections when that leaves them free. */
+static int64_t count_sections(const fa_variant *v, const fa_cuda_device *device)
+{
+    const char *e = getenv("FA_ROUNDS"); /*XX*/
+    return device->multiprocessors * (int64_t)(e ? atoi(e) : v->beside ? ROUNDS_BESIDE : 1);
 }
 
 static bool refuse_line(const fa_problem *p, const fa_variant *v, char *why, size_t size)
@@ -571,27 +602,51 @@ static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cu
     return chosen;
 }
 
-static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                       char *why, size_t size)
+/* Adds both launches. first, end: the variants of the first one. */
+static bool add_split(const fa_problem *p, int first, int end, const fa_cuda_device *device,
+                      fa_cuda_plan *plan, char *why, size_t size)
 {
-    if (refuse_split(p, why, size) ||
-        !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan,
-                          why, size))
+    if (refuse_split(p, why, size) || !fa_cuda_add_sm90(p, first, end, device, plan, why, size))
         return false;
     fa_cuda_plan_launch *l = &plan->launches[plan->count - 1];
-    const bool sections = fa_cuda_has_own_lengths(p);
     const fa_variant *v = &fa_variants[l->variant];
+    const bool sections = wants_sections(p, v, device);
     if (sections && refuse_line(p, v, why, size)) return false;
     const int64_t chosen = sections ? 0 : choose_part(p, v, device, why, size);
     if (!sections && chosen == 0) return false;
     l->queue = queue_split;
     l->overlaps = true;
     l->workspace_offset = (plan->workspace_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    if (!add_merge(p, device, plan, why, size)) return false;
+    if (!add_merge(p, sections, device, plan, why, size)) return false;
     plan->launches[plan->count - 1].workspace_offset = l->workspace_offset;
-    if (sections) fa_cuda_section_split_sm90(p, device, device->multiprocessors * (getenv("FA_ROUNDS") ? atoi(getenv("FA_ROUNDS")) : 1), plan); /*XX*/
+    if (sections) fa_cuda_section_split_sm90(p, device, count_sections(v, device), plan);
     else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
+}
+
+static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    return add_split(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan, why,
+                     size);
+}
+
+bool fa_cuda_add_split_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                              char *why, size_t size)
+{
+    return add_split(p, FA_FIRST_forward_sm90_split_beside, FA_END_forward_sm90_split_beside,
+                     device, plan, why, size);
+}
+
+bool fa_cuda_wants_split_beside(const fa_problem *p, const fa_cuda_device *device)
+{
+    const fa_variant *v = &fa_variants[FA_FIRST_forward_sm90_split_beside];
+    if (refuse_split(p, NULL, 0) || (p->d <= NARROW_BESIDE && p->d_v <= NARROW_BESIDE) ||
+        p->d > v->head_dim || p->d_v > v->value_dim)
+        return false;
+    const shape s = find_longest(p, v);
+    return s.n_k >= LEAST_KEYS && count_work_tiles(p, &s) <= MOST_ROUNDS_OF_SECTIONS *
+                                                                 (int64_t)device->multiprocessors;
 }
 
 /* Whether forward_sm90 is faster. Most problems have so many work tiles that the model is not needed. */
@@ -600,20 +655,22 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
 {
     fa_cuda_plan plain;
     (void)why, (void)size;
-    if (p->n_k < LEAST_KEYS || refuse_split(p, NULL, 0)) return true;
-    if (fa_cuda_has_own_lengths(p)) return are_sections_slower(p, device);
-    const int64_t rounds = MOST_ROUNDS * (int64_t)device->multiprocessors;
-    if (count_heads(p) >= rounds ||
-        count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) >= rounds)
-        return true;
+    const int64_t blocks = device->multiprocessors;
     const fa_variant *v = find_variant(p);
-    if (!v) return true;
+    if (!v || refuse_split(p, NULL, 0)) return true;
+    if (fa_cuda_has_own_lengths(p)) return p->n_k < LEAST_KEYS || are_sections_slower(p, device);
+    const double shared = shared_seconds(p, v, blocks);
+    const bool few = p->n_k >= LEAST_KEYS && count_heads(p) < MOST_ROUNDS * blocks &&
+                     count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) <
+                         MOST_ROUNDS * blocks;
+    if (shared == INFINITY && !few) return true;
     fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
     if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
     const shape s = find_shape(p, v);
     const double others = plain_seconds(p, &plain.launches[0]);
-    if (others <= least_gain * ideal_seconds(&s, device->multiprocessors)) return true;
-    return others <= least_gain * choose_length(&s, device).seconds;
+    if (others > least_gain * shared) return false;
+    return !few || others <= least_gain * ideal_seconds(&s, blocks) ||
+           others <= least_gain * choose_length(&s, device).seconds;
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm90 = {

@@ -9,6 +9,13 @@
 #include "cuda/plan.h"
 #include "cuda/view_map.h"
 
+/* Whether split keys are worth a launch beside another one: there are few work tiles. */
+bool fa_cuda_wants_split_beside(const fa_problem *problem, const fa_cuda_device *device);
+
+/* Adds a launch that runs at the same time as the previous one, and the one that merges. Lengths are on the device. */
+bool fa_cuda_add_split_beside(const fa_problem *problem, const fa_cuda_device *device,
+                              fa_cuda_plan *plan, char *why, size_t size);
+
 /* The second parameter of the first launch. False if a map cannot be made. */
 bool fa_cuda_split_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                fa_cuda_encoder *encode, fa_sm90_params *params,

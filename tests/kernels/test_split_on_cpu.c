@@ -85,7 +85,8 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan *pl
                     .memory = &m->memory,
                     .parameters = &both,
                     .units = &hopper_units,
-                    .overlaps = l->overlaps,
+                    .overlaps = l->overlaps && !fa_variants[l->variant].beside,
+                    .beside = fa_variants[l->variant].beside,
                     .grid = l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
@@ -116,6 +117,16 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan *plan)
     return end_workspace(&m->memory, p);
 }
 
+/* A launch beside another one, if there is such a variant. */
+static void plan_beside(fa_cuda_plan *plan)
+{
+    fa_cuda_plan_launch *l = &plan->launches[0];
+    if (l->variant == FA_VARIANT_forward_sm90_split_d128_f16)
+        l->variant = FA_VARIANT_forward_sm90_split_d128_beside_f16;
+    if (l->variant == FA_VARIANT_forward_sm90_split_d128_bf16)
+        l->variant = FA_VARIANT_forward_sm90_split_d128_beside_bf16;
+}
+
 /* Makes the plan for few multiprocessors, so that blocks have several tasks. Parts have one to four
  * key tiles, or as many as the planner chooses. If lengths are on the device, there are one to 32
  * sections, of one or two key tiles at least. False: the family does not take the problem. */
@@ -128,6 +139,7 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     if (!fa_cuda_forward_split_sm90.plan(p, &device, plan, why, size)) return false;
     const fa_sm90_split *split = &plan->launches[0].sm90.split;
     if (fa_cuda_has_own_lengths(p)) {
+        if (number / 6 % 2) plan_beside(plan);
         fa_cuda_section_split_sm90(p, &device, number / 3 % 8 + 1 + number / 24 % 3 * 12, plan);
         for (int i = 0; i < 2; i++) plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
         return true;
