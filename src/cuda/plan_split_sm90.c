@@ -13,6 +13,7 @@
 #include "../../kernels/common/packed.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
+#include "cuda/plan_decode.h"
 #include "cuda/plan_sm90.h"
 
 /* The model, for an H200. Rates are those of long rows. */

@@ -58,6 +58,8 @@ static int runs[FA_VARIANTS], max_runs = INT_MAX;
  * of queries and keys that are packed or not. */
 static int with_parts[FA_SM90_PARTS + 1], causal, windows, sinks, lse;
 static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages;
+/* With sections: calls whose query tiles have rows of 2^i heads; and those of which the host knows all lengths. */
+static int groups[8], uniform;
 /* Query tiles that sections share, by the number of their parts. */
 static int cuts[FA_SM90_PARTS + 1];
 
@@ -138,7 +140,7 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     fa_cuda_plan_begin(&device, &fa_cuda_forward_split_sm90, plan);
     if (!fa_cuda_forward_split_sm90.plan(p, &device, plan, why, size)) return false;
     const fa_sm90_split *split = &plan->launches[0].sm90.split;
-    if (fa_cuda_has_own_lengths(p)) {
+    if (split->sections) {
         if (number / 6 % 2) plan_beside(plan);
         fa_cuda_section_split_sm90(p, &device, number / 3 % 8 + 1 + number / 24 % 3 * 12, plan);
         for (int i = 0; i < 2; i++) plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
@@ -168,6 +170,10 @@ static void count(const fa_problem *p, const fa_cuda_plan *plan)
 {
     for (int i = 0; i < plan->count; i++) runs[plan->launches[i].variant]++;
     with_parts[plan->launches[0].sm90.split.parts]++;
+    if (plan->launches[0].sm90.split.sections) {
+        groups[plan->launches[0].sm90.split.group_bits]++;
+        uniform += !fa_cuda_has_own_lengths(p);
+    }
     causal += p->causal;
     windows += p->window_left >= 0;
     sinks += p->sinks != NULL;
@@ -324,6 +330,9 @@ int main(int argc, char **argv)
                "queries\n",
                packed_queries, packed_keys, queries_by_length, keys_by_length, pages,
                packed_over_pages);
+        for (int i = 0; i < 8; i++)
+            if (groups[i]) printf("%5d with query tiles of %d heads\n", groups[i], 1 << i);
+        printf("%5d with sections and lengths that the host knows\n", uniform);
         for (int i = 2; i <= FA_SM90_PARTS; i++)
             if (cuts[i]) printf("%5d query tiles in parts of %d sections\n", cuts[i], i);
         for (int i = 2; i <= FA_SM90_PARTS; i++) printf("%5d with %d parts\n", with_parts[i], i);
