@@ -75,6 +75,9 @@ typedef struct fa_sm90_split {
         first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
     /* 0: lengths are not on the device. Otherwise these, `queries` and `value_dim` are all that is used. */
     int32_t sections, tile_cost; /* the cost in keys */
+    /* Only so many sections are used if all sequences together have at most so many keys: they stay in the L2 cache, and
+     * fewer query tiles are cut. */
+    int32_t few_sections, few_keys;
     int32_t least; /* key tiles of a section; of a part half of it, rounded up */
     fa_sm90_cut *cuts; /* of each section */
 } fa_sm90_split;
@@ -144,11 +147,13 @@ FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line, int
 }
 
 /* The length of sections: so that there are no more of them, that a tile with the most keys has at most FA_SM90_PARTS
- * parts, and that they are not shorter than they may be. tile_keys: of a key tile. */
+ * parts, and that they are not shorter than they may be. all_keys: of all sequences; tile_keys: of a key tile. */
 FA_SHARED_FUNCTION int32_t fa_sm90_section_length(const fa_sm90_split *split, int32_t length,
-                                                  int32_t most_keys, int32_t tile_keys)
+                                                  int32_t all_keys, int32_t most_keys,
+                                                  int32_t tile_keys)
 {
-    const uint32_t sections = (uint32_t)split->sections;
+    const uint32_t sections =
+        (uint32_t)(all_keys > split->few_keys ? split->sections : split->few_sections);
     const int32_t each = (int32_t)(((uint32_t)length + sections - 1) / sections),
                   least = split->least * tile_keys, longest = most_keys / (FA_SM90_PARTS - 3) + 1,
                   more = least > longest ? least : longest;
