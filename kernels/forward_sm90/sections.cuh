@@ -310,7 +310,7 @@ FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_s
             if (from > 0 && fa_sm90_cut_at(&s->split, at->offset - cut->section, keys, KEYS) == 0 &&
                 threadIdx.x % 32 == 0)
                 note_cut(p, s, w, at->number, count_parts(s, cut, at, keys, key_tiles));
-            take_part(from, to, w);
+            take_part(from, to < key_tiles ? to : INT32_MAX, w);
         }
         find_tiles_of_consumers(w);
         find_options(p, s, w);

@@ -251,6 +251,37 @@ static void test_nan(int64_t seen_from)
     attention_free(&a);
 }
 
+/* A sequence of more query tiles than a warp has lanes, whose length of keys is on the device. */
+static void test_many_tiles(int64_t number)
+{
+    static const int32_t keys[] = {1100};
+    attention a;
+    ref_array want, lse;
+    char message[320] = "";
+    const shape s = {1, 1, 1, 4500, 1200, 16, 16};
+    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
+    aligned.aligned_data = true;
+    attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+    a.in.options.flags = FA_CAUSAL;
+    a.in.options.seqlens_k = keys;
+    ref_forward(&a.in, &want, &lse);
+    random_call call = {.pass = RANDOM_FORWARD,
+                        .buffers = &a.buffers,
+                        .q = a.in.q,
+                        .k = a.in.k,
+                        .v = a.in.v,
+                        .out = a.out,
+                        .lse = a.lse,
+                        .options = a.in.options};
+    call.options.device = FA_DEVICE_CUDA;
+    const fa_status status = attend(&number, &call, message, sizeof message);
+    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+    for (int64_t i = s.n_q - keys[0]; i < s.n_q; i++) check_row(&a, &want, &lse, 0, i, false);
+    ref_array_free(&want);
+    ref_array_free(&lse);
+    attention_free(&a);
+}
+
 /* Problems [*number, end) with lengths on the device and pages. Returns the number of problems for this family. */
 static int run_length_problems(random_settings settings, int64_t *number, int64_t end)
 {
@@ -305,6 +336,7 @@ int main(int argc, char **argv)
     }
     static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
     for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
+    test_many_tiles(5);
     for (int64_t i = 0; i < 4; i++) /* any number of parts; 2, 4, and 6 of them */
         test_wild_pages(attend, &(int64_t){6 * i}, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, false);
     if (argc == 1) sample_end(kernels, runs);
