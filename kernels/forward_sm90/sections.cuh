@@ -24,7 +24,8 @@ typedef struct sequence_part {
 typedef struct sequence_lines {
     int first; /* the first of the sequences; below 0: none is known */
     sequence_part own;
-    int of_head, end; /* the line's length; where the sequence ends, from the first one's begin on */
+    int of_head,
+        end; /* the line's length; where the sequence ends, from the first one's begin on */
 } sequence_lines;
 
 typedef struct line_cut {
@@ -96,8 +97,7 @@ FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, 
     of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
     of->line.keys = of->n_k;
     if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
-        of->line.keys =
-            min(of->n_k, s->reach.hi - s->reach.lo + QUERIES + FA_SM90_KEY_ALIGNMENT);
+        of->line.keys = min(of->n_k, s->reach.hi - s->reach.lo + QUERIES + FA_SM90_KEY_ALIGNMENT);
 }
 
 FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params *s, int sequence,
@@ -144,8 +144,7 @@ FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_par
     }
     keys = (int)__reduce_add_sync(0xffffffff, (uint32_t)keys);
     most_keys = (int)__reduce_max_sync(0xffffffff, (uint32_t)most_keys);
-    const line_cut cut = {
-        length, fa_sm90_section_length(&s->split, length, keys, most_keys, KEYS)};
+    const line_cut cut = {length, fa_sm90_section_length(&s->split, length, keys, most_keys, KEYS)};
     return cut;
 }
 
@@ -194,8 +193,7 @@ FA_DEVICE int find_tile_of(const fa_sm90_params *s, const fa_sm90_line *line, in
     int tile = 0;
     for (int count = line->tiles; count > 1;) {
         const int step = (count + 31) / 32, tried = (lane + 1) * step;
-        const bool before =
-            tried < count && length_of_tiles(s, line, tile + tried) <= x;
+        const bool before = tried < count && length_of_tiles(s, line, tile + tried) <= x;
         tile += __popc(__ballot_sync(0xffffffff, before)) * step;
         count = min(step, line->tiles - tile);
     }
@@ -241,12 +239,13 @@ FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_par
 }
 
 /* How many parts a query tile has, of whose second part the section is. */
-FA_DEVICE int count_parts(const fa_sm90_params *s, const line_cut *cut, const section *at,
-                          int keys, int key_tiles)
+FA_DEVICE int count_parts(const fa_sm90_params *s, const line_cut *cut, const section *at, int keys,
+                          int key_tiles)
 {
     int parts = 2;
     for (int x = at->offset + cut->section;
-         fa_sm90_cut_at(&s->split, x, keys, KEYS) < key_tiles && parts < FA_SM90_PARTS; x += cut->section)
+         fa_sm90_cut_at(&s->split, x, keys, KEYS) < key_tiles && parts < FA_SM90_PARTS;
+         x += cut->section)
         parts++;
     return min(parts, s->split.sections - at->number + 1);
 }
@@ -266,7 +265,8 @@ FA_DEVICE void note_cut(const fa_attention_params *p, const fa_sm90_params *s, c
     cut->lse = fa_row_index(p, t, t->first);
 }
 
-FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s, const section *at)
+FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                            const section *at)
 {
     const sequence_part *of = &at->of;
     fa_tile t;

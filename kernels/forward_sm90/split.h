@@ -39,10 +39,11 @@ enum {
     FA_SM90_PARTS = 16,          /* of a query tile, at most */
     FA_SM90_MERGE_THREADS = 128, /* of a block of forward_sm90_merge */
     FA_SM90_MERGE_COLUMNS = 8,   /* of such a thread */
-    FA_SM90_MERGE_BLOCKS = 7     /* of a multiprocessor, if lengths are on the device */
+    FA_SM90_MERGE_BLOCKS =
+        7 /* of a multiprocessor at the same time, if lengths are on the device */
 };
 
-/* Rows of a query tile that a block of forward_sm90_merge has at a time if lengths are on the device. */
+/* Rows of a query tile that a block of forward_sm90_merge has if lengths are on the device. */
 #define FA_SM90_MERGE_ROWS(value_dim)                                                              \
     (FA_SM90_MERGE_THREADS / (((value_dim) + FA_SM90_MERGE_COLUMNS - 1) / FA_SM90_MERGE_COLUMNS))
 
@@ -59,15 +60,15 @@ typedef struct fa_sm90_row_sum {
 
 /* With sections: a query tile that several sections share. */
 typedef struct fa_sm90_cut {
-    int32_t parts;           /* 0: the section has no second part */
+    int32_t parts;            /* 0: the section has no second part */
     int32_t block, row, head; /* of the tile's first row in the outputs */
-    int32_t rows, queries;   /* of the tile; those from the last query on get zeros */
-    int64_t lse;             /* its first row's place there */
+    int32_t rows, queries;    /* of the tile; those from the last query on get zeros */
+    int64_t lse;              /* its first row's place there */
 } fa_sm90_cut;
 
 typedef struct fa_sm90_split {
-    float *out;                 /* of each slot: rows of a query tile, value_dim columns */
-    fa_sm90_row_sum *sums;      /* of each slot: of its rows */
+    float *out;            /* of each slot: rows of a query tile, value_dim columns */
+    fa_sm90_row_sum *sums; /* of each slot: of its rows */
     int32_t part_tiles, parts;
     int32_t heads, tiles;       /* of all batch items; query tiles of a head */
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
@@ -78,7 +79,7 @@ typedef struct fa_sm90_split {
     /* Only so many sections are used if all sequences together have at most so many keys: they stay in the L2 cache, and
      * fewer query tiles are cut. */
     int32_t few_sections, few_keys;
-    int32_t least; /* key tiles of a section; of a part half of it, rounded up */
+    int32_t least;     /* key tiles of a section; of a part half of it, rounded up */
     fa_sm90_cut *cuts; /* of each section */
 } fa_sm90_split;
 

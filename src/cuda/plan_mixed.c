@@ -53,7 +53,8 @@ static bool is_slower_than_split(const fa_problem *p, const fa_cuda_device *devi
     const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
     fa_cuda_plan other;
     fa_problem many = *p;
-    if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0) return false;
+    if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0)
+        return false;
     many.batch = fa_cuda_count_tiles(p->rows_q, p->max_q);
     if (!fa_cuda_is_split_faster(p, &many, device)) return false;
     fa_cuda_plan_begin(device, split, &other);

@@ -38,7 +38,7 @@ enum {
     LEAST_QUERIES = 33, /* fewer are for decode_sm90 */
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
-    MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
+    MOST_ROUNDS = 10,             /* with more, the last one can hardly be a tenth of the time */
     MOST_ROUNDS_OF_SECTIONS = 16, /* the same if lengths are on the device */
     SLOTS_OF_SECTION = 2,
     LEAST_SECTION = 4, /* key tiles */
@@ -515,9 +515,8 @@ void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *devic
 {
     fa_cuda_plan_launch *merge = &plan->launches[1];
     const shape s = find_longest(p, &fa_variants[plan->launches[0].variant]);
-    const int64_t each = fa_cuda_count_tiles(s.queries, FA_SM90_MERGE_ROWS(p->d_v)),
-                  most = FA_SM90_MERGE_BLOCKS * (int64_t)device->multiprocessors;
-    merge->grid = (uint32_t)(sections * each < most ? sections * each : most);
+    merge->grid =
+        fa_cuda_grid(sections * fa_cuda_count_tiles(s.queries, FA_SM90_MERGE_ROWS(p->d_v)));
     set_split(cut_line(p, &s, few, sections), sections, device->multiprocessors,
               count_section_bytes(&s, sections), plan);
 }

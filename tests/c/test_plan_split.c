@@ -305,8 +305,8 @@ static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
           "%zu bytes", l->workspace_bytes);
     CHECK(l->grid == (uint32_t)blocks && l->overlaps && merge->overlaps && !merge->idle,
           "%u blocks", l->grid);
-    const int64_t each = (split->queries + rows - 1) / rows;
-    CHECK(merge->grid >= each && merge->grid <= sections * each, "%u blocks merge", merge->grid);
+    CHECK(merge->grid == sections * ((split->queries + rows - 1) / rows), "%u blocks merge",
+          merge->grid);
     CHECK(strstr(fa_variants[merge->variant].name, "forward_sm90_merge_lengths"), "%s",
           fa_variants[merge->variant].name);
 }
@@ -320,8 +320,7 @@ static void test_lengths(void)
     } cases[] = {{8, 1, 512, 16384, 128, true},   {32, 1, 512, 16384, 128, false},
                  {8, 1, 512, 512, 128, false},    {4, 2, 1024, 32768, 64, true},
                  {2, 1, 2048, 65536, 256, true},  {16, 1, 512, 16384, 128, true},
-                 {8, 40, 5000, 16384, 128, true},
-                 {64, 40, 5000, 16384, 128, false}};
+                 {8, 40, 5000, 16384, 128, true}, {64, 40, 5000, 16384, 128, false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p =
             make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, cases[i].n_k, cases[i].d);
