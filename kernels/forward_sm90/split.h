@@ -39,8 +39,7 @@ enum {
     FA_SM90_PARTS = 16,          /* of a query tile, at most */
     FA_SM90_MERGE_THREADS = 128, /* of a block of forward_sm90_merge */
     FA_SM90_MERGE_COLUMNS = 8,   /* of such a thread */
-    FA_SM90_MERGE_BLOCKS =
-        7 /* of a multiprocessor at the same time, if lengths are on the device */
+    FA_SM90_MERGE_BLOCKS = 7     /* of a multiprocessor, with lengths on the device */
 };
 
 /* Rows of a query tile that a block of forward_sm90_merge has if lengths are on the device. */
@@ -69,7 +68,7 @@ typedef struct fa_sm90_cut {
 typedef struct fa_sm90_split {
     float *out;            /* of each slot: rows of a query tile, value_dim columns */
     fa_sm90_row_sum *sums; /* of each slot: of its rows */
-    int32_t part_tiles, parts;
+    int32_t part_tiles, parts; /* of a part; of a query tile, at most */
     int32_t heads, tiles;       /* of all batch items; query tiles of a head */
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
     int32_t first_tile[FA_SM90_PARTS],

@@ -389,12 +389,13 @@ static double sections_seconds(const shape *s, const work *w, int64_t blocks)
            merging_seconds(s, blocks);
 }
 
-/* The most that the line can be long: packed queries have rows of no sequence before and behind all others. */
+/* How long the line can be: packed queries have rows of no sequence before and behind all others. */
 static bool is_line_too_long(const fa_problem *p, const shape *s, const fa_sm90_split *split)
 {
+    const int64_t keys = (p->cu_seqlens_k ? p->rows_k : p->n_k) + split->tile_cost;
     const double tiles = (double)p->rows_q / s->queries + 1;
     const double all = p->cu_seqlens_q ? tiles + (double)p->batch + 2 : tiles * (double)p->batch;
-    return all * (double)p->heads_q * (double)(s->n_k + split->tile_cost) >= FA_SM90_LINE;
+    return all * (double)p->heads_q * (double)keys >= FA_SM90_LINE;
 }
 
 /* So many keys of all sequences together may stay in the L2 cache. */
