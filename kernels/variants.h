@@ -140,13 +140,6 @@ VARIANT_16BIT(forward_sm90_split_d256, .file = "forward_sm90/forward_sm90", .ker
               .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1)
 END(forward, sm90_split)
 
-/* The same beside decode_sm90_persistent. */
-FAMILY(forward, sm90_split_beside)
-VARIANT_16BIT(forward_sm90_split_d128_beside, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
-              .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1, .beside = 1)
-END(forward, sm90_split_beside)
-
 /* Merges the parts. */
 FAMILY(forward_merge, sm90)
 VARIANT_16BIT(forward_sm90_merge, .file = "forward_sm90/merge", .kernel = "forward_sm90_merge", .architecture = 90)

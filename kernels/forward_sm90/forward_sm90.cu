@@ -111,8 +111,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     if (threadIdx.x < WARPGROUP) {
 #if SPLIT
         section_schedule sections;
-        const bool schedules_sections =
-            threadIdx.x / 32 == WARP_SCHEDULER && s.split.sections > 0;
+        const bool schedules_sections = threadIdx.x / 32 == WARP_SCHEDULER && s.split.sections > 0;
         if (schedules_sections) begin_sections(&pipe, &p, &s, &sections);
 #endif
         ptx_decrease_registers(PRODUCER_REGISTERS);

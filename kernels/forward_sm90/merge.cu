@@ -32,7 +32,7 @@ typedef struct row_columns {
     bool no_query; /* the outputs are zeros: it is behind the last query of its sequence */
     int parts;     /* of the row's query tile; 0: there is nothing to merge */
     int first_row; /* the row's number among the rows of the slots; with sections: among those of its slot */
-    int64_t lse;   /* among the rows of all heads */
+    int64_t lse; /* among the rows of all heads */
 #if OWN_LENGTHS
     int section; /* that has the second part */
 #endif
@@ -40,20 +40,19 @@ typedef struct row_columns {
 
 #if OWN_LENGTHS
 
-/* Which columns of which row of a query tile: work is numbered section by section. A thread without a row gets one behind the
- * query tile. */
-FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split,
-                                   uint32_t number)
+/* The block's rows are those of a query tile whose second part a section has. A thread without a row gets one behind the query
+ * tile. */
+FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split)
 {
     const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS,
                    rows = FA_SM90_MERGE_ROWS((uint32_t)p->d_v);
-    const uint32_t queries = (uint32_t)split->queries, each = (queries + rows - 1) / rows;
-    const uint32_t section = number / each, own = threadIdx.x / groups;
-    const uint32_t row = own < rows ? (number - section * each) * rows + own : queries;
+    const uint32_t queries = (uint32_t)split->queries, blocks = (queries + rows - 1) / rows;
+    const uint32_t section = blockIdx.x / blocks, own = threadIdx.x / groups;
+    const uint32_t row = own < rows ? (blockIdx.x - section * blocks) * rows + own : queries;
     row_columns at;
-    at.section = (int)section;
-    at.column = (int)((threadIdx.x - own * groups) * COLUMNS);
-    at.row = (int)row;
+    at.section = (int)fa_opaque(section);
+    at.column = (int)(fa_opaque(threadIdx.x - own * groups) * COLUMNS);
+    at.row = (int)fa_opaque(row);
     return at;
 }
 
@@ -206,18 +205,12 @@ FA_KERNEL __launch_bounds__(THREADS, OWN_LENGTHS ? FA_SM90_MERGE_BLOCKS : 1)
     forward_sm90_merge(const __grid_constant__ fa_attention_params p,
                        const __grid_constant__ fa_sm90_params s)
 {
+    row_columns at = find_columns(&p, &s.split);
+    ptx_wait_for_grids();
+    ptx_let_next_grid_start();
 #if OWN_LENGTHS
-    ptx_wait_for_grids();
-    ptx_let_next_grid_start();
-    for (uint32_t i = blockIdx.x;; i += gridDim.x) {
-        row_columns at = find_columns(&p, &s.split, i);
-        if (at.section >= s.split.sections) break;
-        if (locate_row(&p, &s.split, &at)) merge_columns(&p, &s.split, &at);
-    }
+    if (locate_row(&p, &s.split, &at)) merge_columns(&p, &s.split, &at);
 #else
-    const row_columns at = find_columns(&p, &s.split);
-    ptx_wait_for_grids();
-    ptx_let_next_grid_start();
     if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
 #endif
 }

@@ -24,7 +24,8 @@ typedef struct sequence_part {
 typedef struct sequence_lines {
     int first; /* the first of the sequences; below 0: none is known */
     sequence_part own;
-    int of_head, end; /* the line's length; where the sequence ends, from the first one's begin on */
+    int of_head,
+        end; /* the line's length; where the sequence ends, from the first one's begin on */
 } sequence_lines;
 
 typedef struct line_cut {
@@ -110,8 +111,7 @@ FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, 
     of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
     of->line.keys = of->n_k;
     if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
-        of->line.keys =
-            min(of->n_k, s->reach.hi - s->reach.lo + QUERIES + FA_SM90_KEY_ALIGNMENT);
+        of->line.keys = min(of->n_k, s->reach.hi - s->reach.lo + QUERIES + FA_SM90_KEY_ALIGNMENT);
 }
 
 FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params *s, int sequence,
@@ -149,15 +149,16 @@ FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_par
                                  sequence_lines *lines)
 {
     const int sequences = count_sequences(p);
-    int length = 0, most_keys = 0;
+    int length = 0, keys = 0, most_keys = 0;
     for (int first = 0; first < sequences; first += 32) {
         load_lines(p, s, first, lines);
         length += __shfl_sync(0xffffffff, lines->end, 31);
+        keys += lines->own.line.tiles > 0 ? lines->own.n_k : 0;
         most_keys = max(most_keys, lines->own.line.keys);
     }
+    keys = (int)__reduce_add_sync(0xffffffff, (uint32_t)keys);
     most_keys = (int)__reduce_max_sync(0xffffffff, (uint32_t)most_keys);
-    const line_cut cut = {
-        length, fa_sm90_section_length(&s->split, length, most_keys, KEYS)};
+    const line_cut cut = {length, fa_sm90_section_length(&s->split, length, keys, most_keys, KEYS)};
     return cut;
 }
 
@@ -206,8 +207,7 @@ FA_DEVICE int find_tile_of(const fa_sm90_params *s, const fa_sm90_line *line, in
     int tile = 0;
     for (int count = line->tiles; count > 1;) {
         const int step = (count + 31) / 32, tried = (lane + 1) * step;
-        const bool before =
-            tried < count && length_of_tiles(s, line, tile + tried) <= x;
+        const bool before = tried < count && length_of_tiles(s, line, tile + tried) <= x;
         tile += __popc(__ballot_sync(0xffffffff, before)) * step;
         count = min(step, line->tiles - tile);
     }
@@ -253,12 +253,13 @@ FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_par
 }
 
 /* How many parts a query tile has, of whose second part the section is. */
-FA_DEVICE int count_parts(const fa_sm90_params *s, const line_cut *cut, const section *at,
-                          int keys, int key_tiles)
+FA_DEVICE int count_parts(const fa_sm90_params *s, const line_cut *cut, const section *at, int keys,
+                          int key_tiles)
 {
     int parts = 2;
     for (int x = at->offset + cut->section;
-         fa_sm90_cut_at(&s->split, x, keys, KEYS) < key_tiles && parts < FA_SM90_PARTS; x += cut->section)
+         fa_sm90_cut_at(&s->split, x, keys, KEYS) < key_tiles && parts < FA_SM90_PARTS;
+         x += cut->section)
         parts++;
     return min(parts, s->split.sections - at->number + 1);
 }
@@ -278,7 +279,8 @@ FA_DEVICE void note_cut(const fa_attention_params *p, const fa_sm90_params *s, c
     cut->lse = fa_row_index(p, t, t->first);
 }
 
-FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s, const section *at)
+FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                            const section *at)
 {
     const sequence_part *of = &at->of;
     fa_tile t;
@@ -323,7 +325,7 @@ FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_s
             if (from > 0 && fa_sm90_cut_at(&s->split, at->offset - cut->section, keys, KEYS) == 0 &&
                 threadIdx.x % 32 == 0)
                 note_cut(p, s, w, at->number, count_parts(s, cut, at, keys, key_tiles));
-            take_part(from, to, w);
+            take_part(from, to < key_tiles ? to : INT32_MAX, w);
         }
         find_tiles_of_consumers(w);
         find_options(p, s, w);

@@ -43,10 +43,10 @@ enum {
     FA_SM90_PARTS = 16,          /* of a query tile, at most */
     FA_SM90_MERGE_THREADS = 128, /* of a block of forward_sm90_merge */
     FA_SM90_MERGE_COLUMNS = 8,   /* of such a thread */
-    FA_SM90_MERGE_BLOCKS = 7     /* of a multiprocessor, if lengths are on the device */
+    FA_SM90_MERGE_BLOCKS = 7     /* of a multiprocessor, with lengths on the device */
 };
 
-/* Rows of a query tile that a block of forward_sm90_merge has at a time if lengths are on the device. */
+/* Rows of a query tile that a block of forward_sm90_merge has if lengths are on the device. */
 #define FA_SM90_MERGE_ROWS(value_dim)                                                              \
     (FA_SM90_MERGE_THREADS / (((value_dim) + FA_SM90_MERGE_COLUMNS - 1) / FA_SM90_MERGE_COLUMNS))
 
@@ -63,16 +63,16 @@ typedef struct fa_sm90_row_sum {
 
 /* With sections: a query tile that several sections share. */
 typedef struct fa_sm90_cut {
-    int32_t parts;           /* 0: the section has no second part */
+    int32_t parts;            /* 0: the section has no second part */
     int32_t block, row, head; /* of the tile's first row in the outputs */
-    int32_t rows, queries;   /* of the tile; those from the last query on get zeros */
-    int64_t lse;             /* its first row's place there */
+    int32_t rows, queries;    /* of the tile; those from the last query on get zeros */
+    int64_t lse;              /* its first row's place there */
 } fa_sm90_cut;
 
 typedef struct fa_sm90_split {
-    float *out;                 /* of each slot: rows of a query tile, value_dim columns */
-    fa_sm90_row_sum *sums;      /* of each slot: of its rows */
-    int32_t part_tiles, parts;
+    float *out;            /* of each slot: rows of a query tile, value_dim columns */
+    fa_sm90_row_sum *sums; /* of each slot: of its rows */
+    int32_t part_tiles, parts; /* of a part; of a query tile, at most */
     int32_t heads, tiles;       /* of all batch items; query tiles of a head */
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
     int32_t first_tile[FA_SM90_PARTS],
@@ -80,7 +80,10 @@ typedef struct fa_sm90_split {
     /* 0: lengths are not on the device. Otherwise these, `queries` and `value_dim` are all that is used. */
     int32_t sections, tile_cost; /* the cost in keys */
     int32_t group_bits; /* log2 of the query heads that share query tiles */
-    int32_t least; /* key tiles of a section; of a part half of it, rounded up */
+    /* Only so many sections are used if all sequences together have at most so many keys: they stay in the L2 cache, and
+     * fewer query tiles are cut. */
+    int32_t few_sections, few_keys;
+    int32_t least;     /* key tiles of a section; of a part half of it, rounded up */
     fa_sm90_cut *cuts; /* of each section */
 } fa_sm90_split;
 
@@ -149,11 +152,13 @@ FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line, int
 }
 
 /* The length of sections: so that there are no more of them, that a tile with the most keys has at most FA_SM90_PARTS
- * parts, and that they are not shorter than they may be. tile_keys: of a key tile. */
+ * parts, and that they are not shorter than they may be. all_keys: of all sequences; tile_keys: of a key tile. */
 FA_SHARED_FUNCTION int32_t fa_sm90_section_length(const fa_sm90_split *split, int32_t length,
-                                                  int32_t most_keys, int32_t tile_keys)
+                                                  int32_t all_keys, int32_t most_keys,
+                                                  int32_t tile_keys)
 {
-    const uint32_t sections = (uint32_t)split->sections;
+    const uint32_t sections =
+        (uint32_t)(all_keys > split->few_keys ? split->sections : split->few_sections);
     const int32_t each = (int32_t)(((uint32_t)length + sections - 1) / sections),
                   least = split->least * tile_keys, longest = most_keys / (FA_SM90_PARTS - 3) + 1,
                   more = least > longest ? least : longest;

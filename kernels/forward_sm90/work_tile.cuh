@@ -23,8 +23,9 @@ typedef struct work_tile {
     int32_t queries, rows; /* its rows of queries; its rows of the outputs, which are stored */
     char *out; /* the first row of its outputs; of a part: of its sums in the workspace, float32 */
 #if SPLIT
-    int32_t group_bits;    /* its rows are those of 2^group_bits heads for each query (split.h) */
-    fa_sm90_row_sum *sums; /* of a part's first row: its base and its sum of weights; NULL: all keys are in one part */
+    int32_t group_bits; /* its rows are those of 2^group_bits heads for each query (split.h) */
+    fa_sm90_row_sum *
+        sums; /* of a part's first row: its base and its sum of weights; NULL: all keys are in one part */
 #endif
     /* Of each consumer: key tiles that all its rows see whole; and the first key tile before which all its rows have
      * seen a key. */

@@ -46,21 +46,17 @@ static bool is_uniform(const fa_problem *p, const fa_cuda_device *device, char *
            has_none_of_few(p, few);
 }
 
-/* Whether at least half of the sequences have few queries, if the others have as many as the longest. */
-static bool seems_mostly_few(const fa_problem *p)
-{
-    return 2 * fa_cuda_count_tiles(p->rows_q, p->max_q) <= p->batch;
-}
-
 /* Whether there are so few work tiles that all multiprocessors are busy only with split keys. These take sequences of
- * few queries as well; if most sequences are such, their keys would be read once for each query head. */
+ * few queries as well, and read their keys once for each query head. The others are as few as there can be. */
 static bool is_slower_than_split(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
     fa_cuda_plan other;
-    if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0 ||
-        seems_mostly_few(p) || split->slower(p, device, NULL, 0))
+    fa_problem many = *p;
+    if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0)
         return false;
+    many.batch = fa_cuda_count_tiles(p->rows_q, p->max_q);
+    if (!fa_cuda_is_split_faster(p, &many, device)) return false;
     fa_cuda_plan_begin(device, split, &other);
     return split->plan(p, device, &other, NULL, 0);
 }
@@ -124,58 +120,21 @@ const fa_cuda_family fa_cuda_forward_mixed = {
  */
 enum { SHARE_OF_DEVICE = 2 };
 
-/* The launch of few queries, and what both forms of this family need. */
-static bool begin_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                         char *why, size_t size)
+static bool plan_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size)
 {
     if (fa_cuda_architecture(device) != 90 || !device->overlaps) {
         fa_cuda_say(why, size, "launches cannot overlap on this device, or by this driver");
         return false;
     }
     const int32_t blocks = (int32_t)fa_cuda_count_tiles(device->multiprocessors, SHARE_OF_DEVICE);
-    return !refuse_uniform(p, why, size) && !fa_cuda_refuse_decode(p, INT64_MAX, why, size) &&
-           fa_cuda_add_few_sm90(p, blocks, device, plan, why, size);
-}
-
-static void leave_few(const fa_problem *p, fa_cuda_plan *plan)
-{
-    for (int i = 1; i < plan->count; i++)
-        plan->launches[i].fewest_queries = fa_cuda_most_few(p) + 1;
-}
-
-static bool plan_whole_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                              char *why, size_t size)
-{
-    if (!begin_beside(p, device, plan, why, size) ||
+    if (refuse_uniform(p, why, size) || fa_cuda_refuse_decode(p, INT64_MAX, why, size) ||
+        !fa_cuda_add_few_sm90(p, blocks, device, plan, why, size) ||
         !fa_cuda_add_beside(p, device, plan, why, size))
         return false;
-    leave_few(p, plan);
+    plan->launches[1].fewest_queries = fa_cuda_most_few(p) + 1;
     return true;
 }
-
-/* With split keys where there are few work tiles: they begin on half of the multiprocessors, and are short enough to end
- * together. The sequences of many queries are as many as there can be. */
-static bool plan_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                        char *why, size_t size)
-{
-    const int64_t most = p->rows_q / (fa_cuda_most_few(p) + 1);
-    fa_problem many = *p;
-    if (many.batch > most) many.batch = most;
-    if (!fa_cuda_wants_split_beside(&many, device))
-        return plan_whole_beside(p, device, plan, why, size);
-    if (!begin_beside(p, device, plan, why, size) ||
-        !fa_cuda_add_split_beside(p, device, plan, why, size))
-        return false;
-    leave_few(p, plan);
-    return true;
-}
-
-static const fa_cuda_family whole_beside = {
-    .name = "mixed_beside",
-    .oldest = 90,
-    .newest = 90,
-    .plan = plan_whole_beside,
-};
 
 const fa_cuda_family fa_cuda_forward_mixed_beside = {
     .name = "mixed_beside",
@@ -183,6 +142,5 @@ const fa_cuda_family fa_cuda_forward_mixed_beside = {
     .newest = 90,
     .does_few = true,
     .slower = is_slower,
-    .without_workspace = &whole_beside,
     .plan = plan_beside,
 };

@@ -8,7 +8,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h> /*XX*/
 
 #include "../../kernels/common/packed.h"
 #include "cuda/family.h"
@@ -26,6 +25,12 @@ static const double block_seconds =
 static const double merge_seconds = 2.5e-6; /* of the second launch besides its loads */
 static const double memory_rate = 3e12;     /* bytes a second, of sums that are stored and loaded */
 
+/* The time of a key tile of one consumer, relative to that of two. */
+static const double share_of_one_consumer = 0.65;
+
+/* The model must be so many times as fast with heads that share query tiles, if lengths are not on the device. */
+static const double least_gain_of_sharing = 1.2;
+
 /* The model must be so many times as fast with split keys: it is not exact. */
 static const double least_gain = 1.1;
 
@@ -41,13 +46,13 @@ enum {
     MOST_GROUP_BITS = 6, /* log2 of them */
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
-    MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
+    MOST_ROUNDS = 10,             /* with more, the last one can hardly be a tenth of the time */
     MOST_ROUNDS_OF_SECTIONS = 16, /* the same if lengths are on the device */
     SLOTS_OF_SECTION = 2,
-    NARROW_BESIDE = 96, /* the largest head dims for which other kernels are much faster */
-    ROUNDS_BESIDE = 2, /* sections of a multiprocessor, beside another launch */
     LEAST_SECTION = 4, /* key tiles */
-    ALIGNMENT = 256,   /* of the sums in the workspace */
+    CACHED_BYTES = 80 << 20,
+    FEW_ROUNDS = 2,
+    MOST_PACKED_BYTES = 72 << 20,
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
     ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
@@ -290,7 +295,8 @@ static double alternating_seconds(const shape *s, int64_t block, int64_t blocks)
 /* For forward_sm90, by the order of its tasks. */
 static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const shape s = find_shape(p, &fa_variants[l->variant]);
+    shape s = find_shape(p, &fa_variants[l->variant]);
+    if (p->rows_q <= QUERY_BOX) s.tile_seconds *= share_of_one_consumer;
     const int64_t blocks = l->grid;
     const double longest = round_seconds(&s, count_key_tiles(&s, s.tiles - 1));
     const double pair = longest + round_seconds(&s, count_key_tiles(&s, 0));
@@ -361,12 +367,18 @@ static shape share_tiles(shape s, int group_bits)
 }
 
 /* The longest sequence, as far as the host knows. Of packed keys it knows only the sum. Short ones would gain less. */
-static shape find_longest(const fa_problem *p, const fa_variant *v)
+static shape find_longest_alone(const fa_problem *p, const fa_variant *v)
 {
     fa_problem longest = *p;
     longest.rows_q = p->max_q;
     if (p->cu_seqlens_k) longest.n_k = fa_cuda_count_tiles(p->rows_k, p->batch);
-    return share_tiles(find_shape(&longest, v), choose_group_bits(p));
+    return find_shape(&longest, v);
+}
+
+/* The same, with heads that share query tiles. */
+static shape find_longest(const fa_problem *p, const fa_variant *v)
+{
+    return share_tiles(find_longest_alone(p, v), choose_group_bits(p));
 }
 
 /* Work tiles that may have rows. Tiles of packed queries have more numbers. */
@@ -391,12 +403,15 @@ static work find_work(const fa_problem *p, const shape *s)
                   share * average_tiles(s)};
 }
 
-/* Without split keys: each task has a block, which the hardware starts when another has ended. */
-static double blocks_seconds(const shape *s, const work *w, int64_t blocks)
+/* Without split keys: each task has a block, which the hardware starts when another has ended. If lengths differ, half of the
+ * longest one is left for some of the multiprocessors. */
+static double blocks_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
-    const double rounds = (double)fa_cuda_count_tiles(w->tiles, blocks);
-    return fmax(w->longest * s->tile_seconds + block_seconds,
-                rounds * (w->average * s->tile_seconds + block_seconds));
+    const double longest = w->longest * s->tile_seconds + block_seconds,
+                 average = w->average * s->tile_seconds + block_seconds;
+    if (p->cu_seqlens_q && p->batch > 1)
+        return fmax(longest, average * (double)w->tiles / (double)blocks + longest / 2);
+    return fmax(longest, average * (double)fa_cuda_count_tiles(w->tiles, blocks));
 }
 
 static double count_section_bytes(const shape *s, int64_t sections)
@@ -413,15 +428,22 @@ static double sections_seconds(const shape *s, const work *w, int64_t blocks)
            merging_seconds(s, blocks);
 }
 
-/* The most that the line can be long: packed queries have rows of no sequence before and behind all others. */
+/* How long the line can be: packed queries have rows of no sequence before and behind all others. */
 static bool is_line_too_long(const fa_problem *p, const shape *s, const fa_sm90_split *split)
 {
+    const int64_t keys = (p->cu_seqlens_k ? p->rows_k : p->n_k) + split->tile_cost;
     const double tiles = (double)p->rows_q / s->queries + 1;
     const double all = p->cu_seqlens_q ? tiles + (double)p->batch + 2 : tiles * (double)p->batch;
-    return all * (double)(p->heads_q >> s->group_bits) * (double)(s->n_k + split->tile_cost) >= FA_SM90_LINE;
+    return all * (double)(p->heads_q >> s->group_bits) * (double)keys >= FA_SM90_LINE;
 }
 
-static fa_sm90_split cut_line(const shape *s, int64_t sections)
+/* So many keys of all sequences together may stay in the L2 cache. */
+static int64_t count_cached_keys(const fa_problem *p)
+{
+    return CACHED_BYTES / (2 * p->heads_kv * (p->d + p->d_v));
+}
+
+static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t few, int64_t sections)
 {
     const double cost = task_seconds / s->tile_seconds * s->keys;
     return (fa_sm90_split){.parts = FA_SM90_PARTS,
@@ -429,7 +451,9 @@ static fa_sm90_split cut_line(const shape *s, int64_t sections)
                            .value_dim = s->variant->value_dim,
                            .group_bits = s->group_bits,
                            .sections = (int32_t)sections,
-                           .tile_cost = (int32_t)(cost * (getenv("FA_COST") ? atof(getenv("FA_COST")) : 1)),/*XX*/
+                           .few_sections = (int32_t)few,
+                           .few_keys = (int32_t)count_cached_keys(p),
+                           .tile_cost = (int32_t)cost,
                            .least = LEAST_SECTION};
 }
 
@@ -437,7 +461,7 @@ static fa_sm90_split cut_line(const shape *s, int64_t sections)
 static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     const shape s = find_longest(p, v);
-    const fa_sm90_split split = cut_line(&s, 1);
+    const fa_sm90_split split = cut_line(p, &s, 1, 1);
     if (s.group_bits == 0 || is_line_too_long(p, &s, &split)) return INFINITY;
     const work w = find_work(p, &s);
     return sections_seconds(&s, &w, blocks);
@@ -450,17 +474,46 @@ static bool wants_sections(const fa_problem *p, const fa_variant *v, const fa_cu
     return shared_seconds(p, v, device->multiprocessors) < choose_length(&s, device).seconds;
 }
 
-static bool are_sections_slower(const fa_problem *p, const fa_cuda_device *device)
+/* The sections of a multiprocessor. Two if the keys may not stay in the L2 cache, so that half of them are read at the same
+ * time (H200, page 64, us: three chunks of 512 at 16k, 16 heads of 4, 396 to 331; 16 of 1,024 at 2k, 32 of 8, 900 to 829). */
+static int64_t count_rounds(const fa_problem *p)
+{
+    const int64_t keys = p->cu_seqlens_k ? p->rows_k : p->batch * p->n_k;
+    return keys > count_cached_keys(p) ? 2 : 1;
+}
+
+/* Sections of different heads are computed at the same time, so their keys should fit into the L2 cache. With packed keys,
+ * which have about as many queries, all of them are read again for each query tile (H200, d 128: 16 heads, sequences of 8,000,
+ * 1,000 and 500, 78 MB, 438 us, 506 with sections; two of 4,096, 67 MB, 279, 254). */
+static bool has_too_many_keys(const fa_problem *p, int64_t work_tiles, int64_t blocks)
+{
+    const int64_t bytes = 2 * p->rows_k * p->heads_kv * (p->d + p->d_v);
+    if (!p->cu_seqlens_k || work_tiles <= FEW_ROUNDS * blocks) return false;
+    return !p->causal || bytes > MOST_PACKED_BYTES;
+}
+
+/* With few and with many queries, sections are faster if there are few work tiles: those of few queries are mostly empty
+ * (H200, page 64, us, one chunk of 512 and decodes at 8k, sections and mixed_beside: 16 heads of 4, 15 decodes, 124 work
+ * tiles, 126, 175; 32 of 8, 15, 248, 252, 258; 60, 608, 649, 499). */
+static bool has_few_work_tiles(int64_t work_tiles, int64_t blocks)
+{
+    return 2 * work_tiles <= 3 * blocks;
+}
+
+bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
+                             const fa_cuda_device *device)
 {
     const fa_variant *v = find_variant(p);
-    if (!v) return true;
-    const shape s = find_longest(p, v);
-    const int64_t blocks = device->multiprocessors;
-    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > MOST_ROUNDS_OF_SECTIONS * blocks)
-        return true;
-    const work w = find_work(p, &s);
-    return blocks_seconds(&s, &w, blocks) <=
-           least_gain_of_sections * sections_seconds(&s, &w, blocks);
+    if (!v || refuse_split(p, NULL, 0)) return false;
+    const shape s = find_longest(p, v), alone = find_longest_alone(p, v);
+    const int64_t blocks = device->multiprocessors, tiles = count_work_tiles(p, &s);
+    if (s.n_k < LEAST_KEYS || tiles > MOST_ROUNDS_OF_SECTIONS * blocks ||
+        has_too_many_keys(p, tiles, blocks))
+        return false;
+    if (many != p && s.group_bits > 0) return has_few_work_tiles(tiles, blocks);
+    const work all = find_work(p, &s), others = find_work(many, &alone);
+    return blocks_seconds(p, &alone, &others, blocks) >
+           least_gain_of_sections * sections_seconds(&s, &all, blocks);
 }
 
 /* ---- The launches ---------------------------------------------------------------------------- */
@@ -520,35 +573,31 @@ static bool queue_merge(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pl
 static void set_split(fa_sm90_split split, int64_t tasks, int64_t most_blocks, double bytes,
                       fa_cuda_plan *plan)
 {
-    fa_cuda_plan_launch *l = &plan->launches[plan->count - 2], *merge = l + 1;
+    fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
     l->sm90.split = merge->sm90.split = split;
     l->grid = (uint32_t)(tasks < most_blocks ? tasks : most_blocks);
-    l->workspace_bytes = merge->workspace_bytes = (size_t)bytes;
-    plan->workspace_bytes = l->workspace_offset + l->workspace_bytes;
+    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes = (size_t)bytes;
 }
 
 void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t part_tiles,
                             fa_cuda_plan *plan)
 {
-    const shape s = find_shape(p, &fa_variants[plan->launches[plan->count - 2].variant]);
+    const shape s = find_shape(p, &fa_variants[plan->launches[0].variant]);
     const fa_sm90_split split = cut_keys(&s, part_tiles);
     const int32_t tasks = split.first_task[split.parts];
     set_split(split, tasks, device->multiprocessors, count_bytes(&s, tasks), plan);
 }
 
-void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t sections,
-                                fa_cuda_plan *plan)
+void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t few,
+                                int64_t sections, fa_cuda_plan *plan)
 {
-    fa_cuda_plan_launch *merge = &plan->launches[plan->count - 1], *l = merge - 1;
-    const fa_variant *v = &fa_variants[l->variant];
-    const shape s = find_longest(p, v);
+    fa_cuda_plan_launch *l = &plan->launches[0], *merge = l + 1;
+    const shape s = find_longest(p, &fa_variants[l->variant]);
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
                        1 << s.group_bits, QUERY_BOX);
-    const int64_t each = fa_cuda_count_tiles(s.rows, FA_SM90_MERGE_ROWS(p->d_v)),
-                  most = FA_SM90_MERGE_BLOCKS * (int64_t)device->multiprocessors;
-    merge->grid = (uint32_t)(sections * each < most ? sections * each : most);
-    const int64_t blocks = v->beside ? sections : device->multiprocessors;
-    set_split(cut_line(&s, sections), sections, blocks, count_section_bytes(&s, sections), plan);
+    merge->grid = fa_cuda_grid(sections * fa_cuda_count_tiles(s.rows, FA_SM90_MERGE_ROWS(p->d_v)));
+    set_split(cut_line(p, &s, few, sections), sections, device->multiprocessors,
+              count_section_bytes(&s, sections), plan);
 }
 
 /* The blocks of the second launch, if lengths are not on the device. */
@@ -575,17 +624,10 @@ static bool add_merge(const fa_problem *p, bool sections, const fa_cuda_device *
     return true;
 }
 
-/* Beside another launch, multiprocessors take sections when that leaves them free. */
-static int64_t count_sections(const fa_variant *v, const fa_cuda_device *device)
-{
-    const char *e = getenv("FA_ROUNDS"); /*XX*/
-    return device->multiprocessors * (int64_t)(e ? atoi(e) : v->beside ? ROUNDS_BESIDE : 1);
-}
-
 static bool refuse_line(const fa_problem *p, const fa_variant *v, char *why, size_t size)
 {
     const shape s = find_longest(p, v);
-    const fa_sm90_split split = cut_line(&s, 1);
+    const fa_sm90_split split = cut_line(p, &s, 1, 1);
     if (!is_line_too_long(p, &s, &split)) return false;
     fa_cuda_say(why, size, "sequences have too many queries and keys for split keys");
     return true;
@@ -603,13 +645,14 @@ static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cu
     return chosen;
 }
 
-/* Adds both launches. first, end: the variants of the first one. */
-static bool add_split(const fa_problem *p, int first, int end, const fa_cuda_device *device,
-                      fa_cuda_plan *plan, char *why, size_t size)
+static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
 {
-    if (refuse_split(p, why, size) || !fa_cuda_add_sm90(p, first, end, device, plan, why, size))
+    if (refuse_split(p, why, size) ||
+        !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan,
+                          why, size))
         return false;
-    fa_cuda_plan_launch *l = &plan->launches[plan->count - 1];
+    fa_cuda_plan_launch *l = &plan->launches[0];
     const fa_variant *v = &fa_variants[l->variant];
     const bool sections = wants_sections(p, v, device);
     if (sections && refuse_line(p, v, why, size)) return false;
@@ -617,37 +660,11 @@ static bool add_split(const fa_problem *p, int first, int end, const fa_cuda_dev
     if (!sections && chosen == 0) return false;
     l->queue = queue_split;
     l->overlaps = true;
-    l->workspace_offset = (plan->workspace_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (!add_merge(p, sections, device, plan, why, size)) return false;
-    plan->launches[plan->count - 1].workspace_offset = l->workspace_offset;
-    if (sections) fa_cuda_section_split_sm90(p, device, count_sections(v, device), plan);
+    const int64_t blocks = device->multiprocessors;
+    if (sections) fa_cuda_section_split_sm90(p, device, blocks, count_rounds(p) * blocks, plan);
     else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
-}
-
-static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                       char *why, size_t size)
-{
-    return add_split(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan, why,
-                     size);
-}
-
-bool fa_cuda_add_split_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                              char *why, size_t size)
-{
-    return add_split(p, FA_FIRST_forward_sm90_split_beside, FA_END_forward_sm90_split_beside,
-                     device, plan, why, size);
-}
-
-bool fa_cuda_wants_split_beside(const fa_problem *p, const fa_cuda_device *device)
-{
-    const fa_variant *v = &fa_variants[FA_FIRST_forward_sm90_split_beside];
-    if (refuse_split(p, NULL, 0) || (p->d <= NARROW_BESIDE && p->d_v <= NARROW_BESIDE) ||
-        p->d > v->head_dim || p->d_v > v->value_dim)
-        return false;
-    const shape s = find_longest(p, v);
-    return s.n_k >= LEAST_KEYS && count_work_tiles(p, &s) <= MOST_ROUNDS_OF_SECTIONS *
-                                                                 (int64_t)device->multiprocessors;
 }
 
 /* Whether forward_sm90 is faster. Most problems have so many work tiles that the model is not needed. */
@@ -659,7 +676,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     const int64_t blocks = device->multiprocessors;
     const fa_variant *v = find_variant(p);
     if (!v || refuse_split(p, NULL, 0)) return true;
-    if (fa_cuda_has_own_lengths(p)) return p->n_k < LEAST_KEYS || are_sections_slower(p, device);
+    if (fa_cuda_has_own_lengths(p)) return !fa_cuda_is_split_faster(p, p, device);
     const double shared = shared_seconds(p, v, blocks);
     const bool few = p->n_k >= LEAST_KEYS && count_heads(p) < MOST_ROUNDS * blocks &&
                      count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) <
@@ -669,7 +686,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
     const shape s = find_shape(p, v);
     const double others = plain_seconds(p, &plain.launches[0]);
-    if (others > least_gain * shared) return false;
+    if (others > least_gain_of_sharing * shared) return false;
     return !few || others <= least_gain * ideal_seconds(&s, blocks) ||
            others <= least_gain * choose_length(&s, device).seconds;
 }

@@ -9,12 +9,9 @@
 #include "cuda/plan.h"
 #include "cuda/view_map.h"
 
-/* Whether split keys are worth a launch beside another one: there are few work tiles. */
-bool fa_cuda_wants_split_beside(const fa_problem *problem, const fa_cuda_device *device);
-
-/* Adds a launch that runs at the same time as the previous one, and the one that merges. Lengths are on the device. */
-bool fa_cuda_add_split_beside(const fa_problem *problem, const fa_cuda_device *device,
-                              fa_cuda_plan *plan, char *why, size_t size);
+/* Whether split keys of all sequences are faster than forward_sm90 for `many` of them. Lengths are on the device. */
+bool fa_cuda_is_split_faster(const fa_problem *problem, const fa_problem *many,
+                             const fa_cuda_device *device);
 
 /* The second parameter of the first launch. False if a map cannot be made. */
 bool fa_cuda_split_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
@@ -29,8 +26,9 @@ fa_sm90_split fa_cuda_split_of(const fa_problem *problem, const fa_cuda_plan_lau
 void fa_cuda_cut_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
                             int64_t part_tiles, fa_cuda_plan *plan);
 
-/* If lengths are on the device: cuts the line of all work into so many sections. */
+/* If lengths are on the device: cuts the line of all work into so many sections; few: if all keys may stay in the L2
+ * cache. */
 void fa_cuda_section_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
-                                int64_t sections, fa_cuda_plan *plan);
+                                int64_t few, int64_t sections, fa_cuda_plan *plan);
 
 #endif

@@ -60,6 +60,9 @@ static int with_parts[FA_SM90_PARTS + 1], causal, windows, sinks, lse;
 static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages;
 /* With sections: calls whose query tiles have rows of 2^i heads; and those of which the host knows all lengths. */
 static int groups[8], uniform;
+/* Problems with lengths on the device, in which three or four sections share query tiles: found by a scan. */
+static const int64_t shared[] = {447, 449, 467};
+
 /* Query tiles that sections share, by the number of their parts. */
 static int cuts[FA_SM90_PARTS + 1];
 
@@ -87,8 +90,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan *pl
                     .memory = &m->memory,
                     .parameters = &both,
                     .units = &hopper_units,
-                    .overlaps = l->overlaps && !fa_variants[l->variant].beside,
-                    .beside = fa_variants[l->variant].beside,
+                    .overlaps = l->overlaps,
                     .grid = l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
@@ -119,18 +121,8 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan *plan)
     return end_workspace(&m->memory, p);
 }
 
-/* A launch beside another one, if there is such a variant. */
-static void plan_beside(fa_cuda_plan *plan)
-{
-    fa_cuda_plan_launch *l = &plan->launches[0];
-    if (l->variant == FA_VARIANT_forward_sm90_split_d128_f16)
-        l->variant = FA_VARIANT_forward_sm90_split_d128_beside_f16;
-    if (l->variant == FA_VARIANT_forward_sm90_split_d128_bf16)
-        l->variant = FA_VARIANT_forward_sm90_split_d128_beside_bf16;
-}
-
 /* Makes the plan for few multiprocessors, so that blocks have several tasks. Parts have one to four
- * key tiles, or as many as the planner chooses. If lengths are on the device, there are one to 32
+ * key tiles, or as many as the planner chooses. If lengths are on the device, there are one to 128
  * sections, of one or two key tiles at least. False: the family does not take the problem. */
 static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, char *why,
                       size_t size)
@@ -141,9 +133,12 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     if (!fa_cuda_forward_split_sm90.plan(p, &device, plan, why, size)) return false;
     const fa_sm90_split *split = &plan->launches[0].sm90.split;
     if (split->sections) {
-        if (number / 6 % 2) plan_beside(plan);
-        fa_cuda_section_split_sm90(p, &device, number / 3 % 8 + 1 + number / 24 % 3 * 12, plan);
-        for (int i = 0; i < 2; i++) plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
+        const int64_t few = 1 + number * 7 % 64;
+        fa_cuda_section_split_sm90(p, &device, few, few * (1 + number / 2 % 2), plan);
+        for (int i = 0; i < 2; i++) {
+            plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
+            plan->launches[i].sm90.split.few_keys = 300;
+        }
         return true;
     }
     const int64_t part_tiles = number / 3 % 5, tiles = split->part_tiles * split->parts;
@@ -262,6 +257,37 @@ static void test_nan(int64_t seen_from)
     attention_free(&a);
 }
 
+/* A sequence of more query tiles than a warp has lanes, whose length of keys is on the device. */
+static void test_many_tiles(int64_t number)
+{
+    static const int32_t keys[] = {1100};
+    attention a;
+    ref_array want, lse;
+    char message[320] = "";
+    const shape s = {1, 1, 1, 4500, 1200, 16, 16};
+    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
+    aligned.aligned_data = true;
+    attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+    a.in.options.flags = FA_CAUSAL;
+    a.in.options.seqlens_k = keys;
+    ref_forward(&a.in, &want, &lse);
+    random_call call = {.pass = RANDOM_FORWARD,
+                        .buffers = &a.buffers,
+                        .q = a.in.q,
+                        .k = a.in.k,
+                        .v = a.in.v,
+                        .out = a.out,
+                        .lse = a.lse,
+                        .options = a.in.options};
+    call.options.device = FA_DEVICE_CUDA;
+    const fa_status status = attend(&number, &call, message, sizeof message);
+    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+    for (int64_t i = s.n_q - keys[0]; i < s.n_q; i++) check_row(&a, &want, &lse, 0, i, false);
+    ref_array_free(&want);
+    ref_array_free(&lse);
+    attention_free(&a);
+}
+
 /* Problems [*number, end) with lengths on the device and pages. Returns the number of problems for this family. */
 static int run_length_problems(random_settings settings, int64_t *number, int64_t end)
 {
@@ -307,9 +333,16 @@ int main(int argc, char **argv)
     test_begin();
     if (sample_begin(argc > 1)) run_problems(settings, &number, begin, wanted);
     sample_found();
-    const int done = run_problems(settings, &number, begin, wanted);
+    int done = run_problems(settings, &number, begin, wanted);
+    random_settings all = settings;
+    all.wants = NULL;
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0] && argc == 1; i++) {
+        number = shared[i];
+        done += run_length_problems(all, &number, shared[i] + 1);
+    }
     static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
     for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
+    test_many_tiles(5);
     for (int64_t i = 0; i < 4; i++) /* any number of parts; 2, 4, and 6 of them */
         test_wild_pages(attend, &(int64_t){6 * i}, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, false);
     if (argc == 1) sample_end(kernels, runs);
