@@ -38,8 +38,9 @@ enum {
     LEAST_QUERIES = 33, /* fewer are for decode_sm90 */
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
-    MOST_ROUNDS = 10,             /* with more, the last one can hardly be a tenth of the time */
-    MOST_ROUNDS_OF_SECTIONS = 16, /* the same if lengths are on the device */
+    MOST_ROUNDS = 10,            /* with more, the last one can hardly be a tenth of the time */
+    MOST_ROUNDS_OF_SECTIONS = 4, /* the same if lengths are on the device; */
+    MOST_ROUNDS_OF_CACHES = 16,  /* causal, with keys in a cache */
     SLOTS_OF_SECTION = 2,
     LEAST_SECTION = 4, /* key tiles */
     CACHED_BYTES = 80 << 20,
@@ -381,12 +382,16 @@ static double count_section_bytes(const shape *s, int64_t sections)
            (double)sections * (double)sizeof(fa_sm90_cut);
 }
 
+/* The time of a key tile, relative to that without split keys: blocks read the keys of a head at different times, and the L2
+ * cache limits them. Under a causal mask they do so anyway. */
+static double slowness_of_sections(const fa_problem *p) { return p->causal ? 1 : 1.25; }
+
 /* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
-static double sections_seconds(const shape *s, const work *w, int64_t blocks)
+static double sections_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
-    const double tiles = (double)w->tiles / (double)blocks;
-    return tiles * (w->average * s->tile_seconds + task_seconds) + block_seconds +
-           merging_seconds(s, blocks);
+    const double tiles = (double)w->tiles / (double)blocks,
+                 each = w->average * s->tile_seconds * slowness_of_sections(p);
+    return tiles * (each + task_seconds) + block_seconds + merging_seconds(s, blocks);
 }
 
 /* How long the line can be: packed queries have rows of no sequence before and behind all others. */
@@ -425,6 +430,13 @@ static int64_t count_rounds(const fa_problem *p)
     return keys > count_cached_keys(p) ? 2 : 1;
 }
 
+/* Of packed keys the host knows only the sum, and with many work tiles a wrong guess is slower (H200, us without and with
+ * sections: 8,000, 500 and 1,000 rows of 16 heads 438, 506; full, 3,000, 5,000, 700 and 2,500 rows 536, 689). */
+static int64_t most_rounds_of_sections(const fa_problem *p)
+{
+    return p->causal && !p->cu_seqlens_k ? MOST_ROUNDS_OF_CACHES : MOST_ROUNDS_OF_SECTIONS;
+}
+
 bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
                              const fa_cuda_device *device)
 {
@@ -432,11 +444,11 @@ bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
     if (!v || refuse_split(p, NULL, 0)) return false;
     const shape s = find_longest(p, v);
     const int64_t blocks = device->multiprocessors;
-    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > MOST_ROUNDS_OF_SECTIONS * blocks)
+    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > most_rounds_of_sections(p) * blocks)
         return false;
     const work all = find_work(p, &s), others = find_work(many, &s);
     return blocks_seconds(p, &s, &others, blocks) >
-           least_gain_of_sections * sections_seconds(&s, &all, blocks);
+           least_gain_of_sections * sections_seconds(p, &s, &all, blocks);
 }
 
 /* ---- The launches ---------------------------------------------------------------------------- */
