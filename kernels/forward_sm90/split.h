@@ -70,9 +70,9 @@ typedef struct fa_sm90_cut {
 } fa_sm90_cut;
 
 typedef struct fa_sm90_split {
-    float *out;            /* of each slot: rows of a query tile, value_dim columns */
-    fa_sm90_row_sum *sums; /* of each slot: of its rows */
-    int32_t part_tiles, parts; /* of a part; of a query tile, at most */
+    float *out;                 /* of each slot: rows of a query tile, value_dim columns */
+    fa_sm90_row_sum *sums;      /* of each slot: of its rows */
+    int32_t part_tiles, parts;  /* of a part; of a query tile, at most */
     int32_t heads, tiles;       /* of all batch items; query tiles of a head */
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
     int32_t first_tile[FA_SM90_PARTS],

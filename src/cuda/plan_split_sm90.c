@@ -46,13 +46,12 @@ enum {
     MOST_GROUP_BITS = 6, /* log2 of them */
     LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
-    MOST_ROUNDS = 10,             /* with more, the last one can hardly be a tenth of the time */
-    MOST_ROUNDS_OF_SECTIONS = 16, /* the same if lengths are on the device */
+    MOST_ROUNDS = 10,            /* with more, the last one can hardly be a tenth of the time */
+    MOST_ROUNDS_OF_SECTIONS = 4, /* the same if lengths are on the device; */
+    MOST_ROUNDS_OF_CACHES = 16,  /* causal, with keys in a cache */
     SLOTS_OF_SECTION = 2,
     LEAST_SECTION = 4, /* key tiles */
     CACHED_BYTES = 80 << 20,
-    FEW_ROUNDS = 2,
-    MOST_PACKED_BYTES = 72 << 20,
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
     ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
@@ -375,12 +374,6 @@ static shape find_longest_alone(const fa_problem *p, const fa_variant *v)
     return find_shape(&longest, v);
 }
 
-/* The same, with heads that share query tiles. */
-static shape find_longest(const fa_problem *p, const fa_variant *v)
-{
-    return share_tiles(find_longest_alone(p, v), choose_group_bits(p));
-}
-
 /* Work tiles that may have rows. Tiles of packed queries have more numbers. */
 static int64_t count_work_tiles(const fa_problem *p, const shape *s)
 {
@@ -388,6 +381,14 @@ static int64_t count_work_tiles(const fa_problem *p, const shape *s)
     if (!p->cu_seqlens_q) return each * s->heads;
     const int64_t packed = p->rows_q / s->queries + p->batch;
     return (p->heads_q >> s->group_bits) * (each <= packed / p->batch ? each * p->batch : packed);
+}
+
+/* The same, with heads that share query tiles where that leaves clearly fewer of them. Full tiles of several heads are 2 to 4%
+ * slower than those of one (H200, 16 heads of 4, chunks of 2,048, 512 and 256 at 8k, 4k and 2k: 227 us, 232). */
+static shape find_longest(const fa_problem *p, const fa_variant *v)
+{
+    const shape alone = find_longest_alone(p, v), shared = share_tiles(alone, choose_group_bits(p));
+    return 10 * count_work_tiles(p, &shared) <= 9 * count_work_tiles(p, &alone) ? shared : alone;
 }
 
 /* What the multiprocessors have to do. */
@@ -420,12 +421,16 @@ static double count_section_bytes(const shape *s, int64_t sections)
            (double)sections * (double)sizeof(fa_sm90_cut);
 }
 
+/* The time of a key tile, relative to that without split keys: blocks read the keys of a head at different times, and the L2
+ * cache limits them. Under a causal mask they do so anyway. */
+static double slowness_of_sections(const fa_problem *p) { return p->causal ? 1 : 1.25; }
+
 /* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
-static double sections_seconds(const shape *s, const work *w, int64_t blocks)
+static double sections_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
-    const double tiles = (double)w->tiles / (double)blocks;
-    return tiles * (w->average * s->tile_seconds + task_seconds) + block_seconds +
-           merging_seconds(s, blocks);
+    const double tiles = (double)w->tiles / (double)blocks,
+                 each = w->average * s->tile_seconds * slowness_of_sections(p);
+    return tiles * (each + task_seconds) + block_seconds + merging_seconds(s, blocks);
 }
 
 /* How long the line can be: packed queries have rows of no sequence before and behind all others. */
@@ -464,7 +469,7 @@ static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t b
     const fa_sm90_split split = cut_line(p, &s, 1, 1);
     if (s.group_bits == 0 || is_line_too_long(p, &s, &split)) return INFINITY;
     const work w = find_work(p, &s);
-    return sections_seconds(&s, &w, blocks);
+    return sections_seconds(p, &s, &w, blocks);
 }
 
 static bool wants_sections(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
@@ -482,22 +487,25 @@ static int64_t count_rounds(const fa_problem *p)
     return keys > count_cached_keys(p) ? 2 : 1;
 }
 
-/* Sections of different heads are computed at the same time, so their keys should fit into the L2 cache. With packed keys,
- * which have about as many queries, all of them are read again for each query tile (H200, d 128: 16 heads, sequences of 8,000,
- * 1,000 and 500, 78 MB, 438 us, 506 with sections; two of 4,096, 67 MB, 279, 254). */
-static bool has_too_many_keys(const fa_problem *p, int64_t work_tiles, int64_t blocks)
-{
-    const int64_t bytes = 2 * p->rows_k * p->heads_kv * (p->d + p->d_v);
-    if (!p->cu_seqlens_k || work_tiles <= FEW_ROUNDS * blocks) return false;
-    return !p->causal || bytes > MOST_PACKED_BYTES;
-}
-
-/* With few and with many queries, sections are faster if there are few work tiles: those of few queries are mostly empty
- * (H200, page 64, us, one chunk of 512 and decodes at 8k, sections and mixed_beside: 16 heads of 4, 15 decodes, 124 work
+/* Batches of few and of many queries: sections are faster if there are few work tiles, because those of few queries are mostly
+ * empty (H200, page 64, us, one chunk of 512 and decodes at 8k, sections and mixed_beside: 16 heads of 4, 15 decodes, 124 work
  * tiles, 126, 175; 32 of 8, 15, 248, 252, 258; 60, 608, 649, 499). */
 static bool has_few_work_tiles(int64_t work_tiles, int64_t blocks)
 {
     return 2 * work_tiles <= 3 * blocks;
+}
+
+/* Of packed keys the host knows only the sum, and with many work tiles a wrong guess is slower (H200, us without and with
+ * sections: 8,000, 500 and 1,000 rows of 16 heads 438, 506; full, 3,000, 5,000, 700 and 2,500 rows 536, 689). */
+static int64_t most_rounds_of_sections(const fa_problem *p)
+{
+    return p->causal && !p->cu_seqlens_k ? MOST_ROUNDS_OF_CACHES : MOST_ROUNDS_OF_SECTIONS;
+}
+
+/* Whether a decode kernel takes the batch, by the average of its queries. */
+static bool seems_mostly_few(const fa_problem *p)
+{
+    return fa_cuda_count_tiles(p->rows_q, p->batch) <= fa_cuda_most_few(p);
 }
 
 bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
@@ -507,13 +515,14 @@ bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
     if (!v || refuse_split(p, NULL, 0)) return false;
     const shape s = find_longest(p, v), alone = find_longest_alone(p, v);
     const int64_t blocks = device->multiprocessors, tiles = count_work_tiles(p, &s);
-    if (s.n_k < LEAST_KEYS || tiles > MOST_ROUNDS_OF_SECTIONS * blocks ||
-        has_too_many_keys(p, tiles, blocks))
-        return false;
-    if (many != p && s.group_bits > 0) return has_few_work_tiles(tiles, blocks);
+    if (s.n_k < LEAST_KEYS || tiles > most_rounds_of_sections(p) * blocks) return false;
+    if (p->cu_seqlens_q && p->batch > 1 && s.group_bits > 0) {
+        if (has_few_work_tiles(tiles, blocks) && !seems_mostly_few(p)) return true;
+        if (many != p) return false;
+    }
     const work all = find_work(p, &s), others = find_work(many, &alone);
     return blocks_seconds(p, &alone, &others, blocks) >
-           least_gain_of_sections * sections_seconds(&s, &all, blocks);
+           least_gain_of_sections * sections_seconds(p, &s, &all, blocks);
 }
 
 /* ---- The launches ---------------------------------------------------------------------------- */

@@ -354,17 +354,19 @@ static void test_kinds_of_lengths(void)
     check_split(&p, &plan.launches[0]);
 }
 
-/* Batches that may have sequences of few queries are split where there are few work tiles and many queries a sequence.
- * The sequences of such a batch have different lengths: more are split than of one sequence. */
+/* Batches that may have sequences of few queries are split where there are few work tiles. The sequences of such a batch
+ * have different lengths: more are split than of one sequence. */
 static void test_mixed(void)
 {
     static const struct {
         int64_t heads, batch, rows, max_q;
         const char *family;
-    } cases[] = {{4, 7, 518, 512, "sm90_split"},
-                 {8, 3, 1512, 700, "sm90_split"},
-                 {4, 60, 571, 512, "mixed_beside"}, /* most sequences have few queries */
-                 {32, 7, 518, 512, "mixed_beside"}};
+    } cases[] = {{4, 7, 518, 512, "sm90_split"},    {8, 3, 1512, 700, "sm90_split"},
+                 {4, 60, 571, 512, "mixed_beside"}, /* few queries on average */
+                 {8, 60, 1571, 512, "mixed_beside"}, /* many work tiles */
+                 {32, 7, 518, 512, "mixed_beside"}, {16, 16, 527, 512, "sm90_split"},
+                 {16, 3, 2816, 2048, "sm90_split"}, /* uneven chunks */
+                 {32, 3, 2816, 2048, "sm90_split"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, 16384, 128);
         fa_cuda_plan plan;
@@ -398,9 +400,9 @@ static void test_refusals(void)
 {
     static const float numbers[] = {1};
     const fa_problem p = make_problem(1, 12000, 12000, 128);
-    fa_problem other[6];
+    fa_problem other[7];
     fa_cuda_plan plan;
-    for (int i = 0; i < 6; i++) other[i] = p;
+    for (int i = 0; i < 7; i++) other[i] = p;
     other[0].batch_invariant = true;
     other[1].softcap = 30;
     other[2].alibi_slopes = numbers;
@@ -408,12 +410,22 @@ static void test_refusals(void)
     other[4].attention_chunk = 100;
     other[5] = make_chunk(8, 1, 512, 16384, 128);
     other[5].batch_invariant = true;
-    for (int i = 0; i < 6; i++) {
+    other[6] = make_chunk(16, 1, 512, 1 << 24, 128); /* the line would be too long */
+    for (int i = 0; i < 7; i++) {
         CHECK(plan_by(NULL, &other[i], &plan) && plan.family != split_family, "%d", i);
         CHECK(plan_by(split_family, &other[i], &plan) && plan.family != split_family, "%d by name",
               i);
         CHECK(!strstr(plan.passed_over, "split"), "%s", plan.passed_over);
     }
+    fa_problem full = make_chunk(16, 3, 2816, 16384, 128), packed = full;
+    packed.cu_seqlens_k = packed.seqlens_k;
+    packed.block_table = packed.seqlens_k = NULL;
+    packed.rows_k = 3 * 16384;
+    full.max_q = packed.max_q = 2048;
+    full.causal = false;
+    CHECK(plan_by(NULL, &full, &plan) && plan.family != split_family, "full");
+    packed.heads_q = 32;
+    CHECK(plan_by(NULL, &packed, &plan) && plan.family != split_family, "packed keys");
     CHECK(fa_cuda_plan_make(&p, &devices[A100], NULL, &plan, NULL, 0) && plan.count == 1, "A100");
     CHECK(plan_by(&fa_cuda_forward_sm90, &p, &plan) && plan.count == 1, "sm90 by name");
 }
