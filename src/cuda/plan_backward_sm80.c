@@ -122,11 +122,31 @@ static int count_smem(const fa_variant *v)
                                  v->group_rows, v->stages, v->slices);
 }
 
+/* Pairs of a query and a key of a head that tiles of so many keys compute. */
+static int64_t count_pairs(const fa_problem *p, int keys)
+{
+    const int64_t diagonal = p->diagonal_given ? p->diagonal : p->n_k - p->n_q;
+    int64_t pairs = 0;
+    for (int64_t key = 0; key < p->n_k; key += keys) {
+        const int64_t hidden = p->causal && key > diagonal ? key - diagonal : 0;
+        if (hidden < p->n_q) pairs += keys * (p->n_q - hidden);
+    }
+    return pairs;
+}
+
+/* Whether a variant of short sequences is better than one with twice as many keys in a tile: it computes a pair in some 6%
+ * more time (H200, head dim 64). Lengths on the device are other items', which must not matter. */
+static bool wants_short(const fa_problem *p, const fa_variant *v)
+{
+    if (fa_cuda_has_own_lengths(p) || p->window_left >= 0 || p->n_k > 1024) return false;
+    return 100 * count_pairs(p, 2 * v->keys) >= 108 * count_pairs(p, v->keys);
+}
+
 /* Whether a variant is for the problem; one with every option also does without. */
 static bool takes(const fa_variant *v, const fa_problem *p)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    return v->head_dim >= dim && has_type(v, p) &&
+    return v->head_dim >= dim && has_type(v, p) && (!v->short_rows || wants_short(p, v)) &&
            (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
 }
 
@@ -381,8 +401,12 @@ const fa_cuda_family fa_cuda_backward_tf32 = {
 };
 
 /* With many key tiles, sums in dq itself cost more than the launch that they save (4 x 96 heads of
- * dim 128 on an H100, tf32: n 512 3.4% faster, n 1k equal, n 4k 1.6% slower). */
-static bool is_long(const fa_problem *p) { return p->n_k > 1024; }
+ * dim 128 on an H100, tf32: n 512 3.4% faster, n 1k equal, n 4k 1.6% slower). So they do for wide heads, which have small key
+ * tiles (H200, n 512: head dim 256 2.0% faster, 384 2.5% slower, 512 2.2% slower). */
+static bool has_many_additions(const fa_problem *p)
+{
+    return p->n_k > 1024 || p->d > 256 || p->d_v > 256;
+}
 
 /* In float32 grade, tf32x3_corrected has its sums in dq, too, and is more exact. That needs no
  * words. */
@@ -390,7 +414,7 @@ static bool is_slower_in_place(const fa_problem *p, const fa_cuda_device *device
                                size_t size)
 {
     (void)device, (void)why, (void)size;
-    return is_long(p) || p->precision != FA_PRECISION_TF32;
+    return has_many_additions(p) || p->precision != FA_PRECISION_TF32;
 }
 
 /* From Hopper on, which adds four neighbours of a row at once. */
@@ -409,7 +433,7 @@ static bool plan_corrected(const fa_problem *p, const fa_cuda_device *device, fa
                            char *why, size_t size)
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
-    const bool in_place = fa_cuda_is_tried(&fa_cuda_backward_tf32_in_place, device) && !is_long(p);
+    const bool in_place = fa_cuda_is_tried(&fa_cuda_backward_tf32_in_place, device) && !has_many_additions(p);
     return plan_float32(&x, &of_tf32x3, CORRECTED | (in_place ? IN_PLACE : 0));
 }
 

@@ -568,6 +568,42 @@ static void test_corrected(void)
     }
 }
 
+/* Small key tiles for sequences of which they compute fewer pairs. */
+static void test_short_float32(void)
+{
+    const struct {
+        int gpu;
+        int64_t d, n_q, n_k, window_left;
+        bool causal, packed;
+        int variant;
+    } cases[] = {{H200, 64, 64, 64, -1, false, false, FA_VARIANT_backward_tf32_d64_short},
+                 {H200, 64, 128, 128, -1, false, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 300, 300, -1, false, false, FA_VARIANT_backward_tf32_d64_short},
+                 {H200, 64, 600, 600, -1, false, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 128, 128, -1, true, false, FA_VARIANT_backward_tf32_d64_short},
+                 {H200, 40, 512, 512, -1, true, false, FA_VARIANT_backward_tf32_d64_short},
+                 {H200, 64, 1000, 1000, -1, true, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 1, 512, -1, true, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 512, 512, 64, true, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 512, 512, -1, true, true, FA_VARIANT_backward_tf32_d64},
+                 {H200, 128, 300, 300, -1, false, false, FA_VARIANT_backward_tf32_d128_short},
+                 {H200, 128, 600, 600, -1, false, false, FA_VARIANT_backward_tf32_d128},
+                 {A100, 64, 300, 300, -1, false, false, FA_VARIANT_backward_tf32_d64_small},
+                 {A100, 128, 300, 300, -1, false, false, FA_VARIANT_backward_tf32_d128_small}};
+    static const int32_t starts[3];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_float32(cases[i].d, cases[i].d, FA_PRECISION_TF32);
+        p.n_q = p.rows_q = cases[i].n_q;
+        p.n_k = p.rows_k = cases[i].n_k;
+        p.causal = cases[i].causal;
+        p.window_left = cases[i].window_left;
+        if (cases[i].packed) p.cu_seqlens_q = p.cu_seqlens_k = starts;
+        const fa_cuda_plan s = plan_of(&p, &devices[cases[i].gpu]);
+        CHECK(s.count > 1 && s.launches[1].variant == cases[i].variant, "case %zu: %s", i,
+              fa_variants[s.launches[1].variant].name);
+    }
+}
+
 /* Sums of dQ in dq: two launches, and no sums in the workspace, also before the gradients are
  * known. Only for short sequences in tf32, unless the environment requests it. */
 static void test_in_place(void)
@@ -1569,6 +1605,7 @@ int main(void)
     test_room();
     test_sm80();
     test_float32_variants();
+    test_short_float32();
     test_corrected();
     test_in_place();
     test_wide_hidden_keys();
