@@ -36,6 +36,7 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
     params->uniform = fa_cuda_uniform_lengths(p);
     params->low_parts = x->low_parts;
     params->splits = x->splits;
+    params->query_parts = x->query_parts;
     params->keys = x->keys;
     params->head_dim = x->head_dim;
     params->key_sums = x->splits > 1 ? (float *)(void *)(workspace + x->key_sums_offset) : NULL;
@@ -240,7 +241,7 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
 /* Sums, unless they are in dq; rows; factors; float16 parts and their powers; semaphores if sums have one order, which also
  * makes an item's sums independent of the batch; sums of splits. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
-                           const fa_cuda_plan_launch *main, int with, int splits)
+                           const fa_cuda_plan_launch *main, int with, int splits, int query_parts)
 {
     const fa_problem *p = x->problem;
     const fa_variant *v = &fa_variants[main->variant];
@@ -270,6 +271,7 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
         x->plan->workspace_bytes +=
             tiles * FA_BACKWARD_SM80_SEMAPHORES(v->element, v->head_dim) * sizeof(int32_t);
     own.splits = splits;
+    own.query_parts = query_parts;
     own.keys = v->keys;
     own.head_dim = v->head_dim;
     own.key_sums_offset = (x->plan->workspace_bytes + 255) / 256 * 256;
@@ -293,6 +295,27 @@ static const char *arithmetic_of(const fa_variant *v)
     }
 }
 
+/* Blocks that share the queries of a head, if a round of blocks has places left. With fewer queries the launch that adds up
+ * gradients of keys would take longer than is won. */
+static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running)
+{
+    const int64_t least = 128, most = p->max_q / least; /* queries of a part */
+    if (tasks == 0 || p->batch_invariant) return 1;
+    const int64_t parts = running / tasks;
+    return (int)(parts < 1 || most < 1 ? 1 : parts < most ? parts : most);
+}
+
+static bool add_finish_keys(const fa_cuda_planning *x, const fa_cuda_plan_launch *main, int splits)
+{
+    if (splits == 1) return true;
+    if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
+                                 FA_BACKWARD_SM80_PASS_THREADS, queue_sm80, main, splits))
+        return false;
+    fa_cuda_plan_launch *l = &x->plan->launches[x->plan->count - 1];
+    l->grid = fa_cuda_grid(l->tasks * FA_BACKWARD_SM80_KEY_SLICES);
+    return true;
+}
+
 static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
@@ -309,13 +332,13 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    const int splits =
-        fa_cuda_count_splits(p, main->tasks, count_running(x->device, v, count_smem(v)));
+    const int64_t running = count_running(x->device, v, count_smem(v));
+    const int of_heads = fa_cuda_count_splits(p, main->tasks, running),
+              query_parts = count_query_parts(p, main->tasks * of_heads, running),
+              splits = of_heads * query_parts;
     if (splits > 1) fa_cuda_set_tasks(main, main->tiles, main->tasks * splits);
-    if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
-                                 FA_BACKWARD_SM80_PASS_THREADS, queue_sm80, main, splits))
-        return false;
-    plan_workspace(x, prepare, main, with, splits);
+    if (!add_finish_keys(x, main, splits)) return false;
+    plan_workspace(x, prepare, main, with, splits, query_parts);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE, NULL);
 }

@@ -863,11 +863,13 @@ static void test_splits(void)
     static const struct {
         int64_t batch, heads_q, heads_kv, n;
         bool causal, invariant;
-        int splits;
-    } cases[] = {{4, 32, 1, 4096, true, false, 8},   {4, 32, 1, 4096, false, false, 1},
-                 {4, 32, 8, 4096, true, false, 1},   {4, 32, 32, 512, true, false, 1},
-                 {1, 32, 1, 4096, false, false, 16}, {1, 32, 1, 4096, true, true, 1},
-                 {1, 12, 2, 512, true, false, 3},    {1, 2, 1, 512, true, false, 1}};
+        int splits, query_parts; /* by query heads; in backward_sm80 also by queries */
+    } cases[] = {{4, 32, 1, 4096, true, false, 8, 1},   {4, 32, 1, 4096, false, false, 1, 1},
+                 {4, 32, 8, 4096, true, false, 1, 1},   {4, 32, 32, 512, true, false, 1, 1},
+                 {1, 32, 1, 4096, false, false, 16, 1}, {1, 32, 1, 4096, true, true, 1, 1},
+                 {1, 12, 2, 512, true, false, 3, 4},    {1, 2, 1, 512, true, false, 1, 4},
+                 {1, 1, 1, 1500, false, false, 1, 11},  {1, 1, 1, 255, true, false, 1, 1},
+                 {1, 1, 1, 1500, false, true, 1, 1}};
     const size_t count = sizeof cases / sizeof cases[0];
     for (size_t i = 0; i < 2 * count; i++) {
         const bool sm80 = i >= count;
@@ -876,16 +878,20 @@ static void test_splits(void)
         p.heads_kv = cases[c].heads_kv;
         p.causal = cases[c].causal;
         p.batch_invariant = cases[c].invariant;
+        if (sm80) p.max_q = p.n_q;
         fa_cuda_plan plan =
             sm80 ? plan_by(&fa_cuda_backward_sm80, &p, &devices[H200]) : plan_apart(&p);
         const fa_cuda_plan_launch *l =
             sm80 ? FIND(&plan, backward_sm80) : FIND(&plan, backward_sm90);
         const fa_cuda_plan_launch *keys =
             sm80 ? FIND(&plan, backward_finish_keys_sm80) : FIND(&plan, backward_finish_keys_sm90);
-        const int splits = !l ? 0 : sm80 ? l->backward_sm80.splits : l->backward_sm90.splits;
+        const int splits = !l ? 0 : sm80 ? l->backward_sm80.splits : l->backward_sm90.splits,
+                  expected = cases[c].splits * (sm80 ? cases[c].query_parts : 1);
         const int64_t tasks = p.batch * p.heads_kv * ((p.n_k + 127) / 128);
-        CHECK(splits == cases[c].splits && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
+        CHECK(splits == expected && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
               splits);
+        CHECK(!sm80 || !l || l->backward_sm80.query_parts == cases[c].query_parts,
+              "case %zu: parts of queries", i);
         CHECK(splits > 1 ? tasks_of(keys) == tasks : !keys, "case %zu: finish_keys", i);
         if (!keys) continue;
         const size_t offset =
