@@ -14,16 +14,16 @@
 
 /* What all work tiles of a sequence have in common: its rows and keys, as in fa_tile; and its line. In 32 bits, because a
  * block's first load waits for it. */
-typedef struct sequence_part {
+typedef struct line_sequence {
     int batch, start_q, room_q, n_q, start_k, n_k, diagonal;
     fa_sm90_reach reach;
     fa_sm90_line line;
-} sequence_part;
+} line_sequence;
 
 /* Of 32 sequences, one in each lane. */
 typedef struct sequence_lines {
     int first; /* the first of the sequences; below 0: none is known */
-    sequence_part own;
+    line_sequence own;
     int of_head,
         end; /* the line's length; where the sequence ends, from the first one's begin on */
 } sequence_lines;
@@ -36,7 +36,7 @@ typedef struct line_cut {
 typedef struct section {
     int number, left; /* how much of it is left */
     int sequence, head, tile, offset;
-    sequence_part of;
+    line_sequence of;
 } section;
 
 enum { QUERY_BITS = QUERIES == 128 ? 7 : 0 /* log2 of QUERIES */ };
@@ -60,7 +60,7 @@ FA_DEVICE int count_sequences(const fa_attention_params *p)
 }
 
 /* As fa_locate_packed and fa_locate_padded do. */
-FA_DEVICE void find_queries(const fa_attention_params *p, int sequence, sequence_part *of)
+FA_DEVICE void find_queries(const fa_attention_params *p, int sequence, line_sequence *of)
 {
     const int rows = (int)p->rows_q, batch = (int)p->batch;
     bool is_one = true;
@@ -81,7 +81,7 @@ FA_DEVICE void find_queries(const fa_attention_params *p, int sequence, sequence
 }
 
 /* As fa_locate_keys does. */
-FA_DEVICE void find_keys(const fa_attention_params *p, sequence_part *of)
+FA_DEVICE void find_keys(const fa_attention_params *p, line_sequence *of)
 {
     of->start_k = 0;
     of->n_k = (int)p->max_k;
@@ -102,7 +102,7 @@ FA_DEVICE int shift_bound(int bound, int diagonal)
 }
 
 /* With a window, the last key is what counts: the first one is only known to be near. */
-FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, sequence_part *of)
+FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, line_sequence *of)
 {
     of->diagonal = p->diagonal_given ? saturate(p->diagonal) : of->n_k - of->n_q;
     of->reach.lo = shift_bound(s->reach.lo, of->diagonal);
@@ -115,7 +115,7 @@ FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, 
 }
 
 FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params *s, int sequence,
-                             sequence_part *of)
+                             line_sequence *of)
 {
     find_queries(p, sequence, of);
     find_keys(p, of);
@@ -163,7 +163,7 @@ FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_par
 }
 
 /* A lane's sequence for all lanes. */
-FA_DEVICE void take_sequence(const sequence_part *own, int lane, sequence_part *of)
+FA_DEVICE void take_sequence(const line_sequence *own, int lane, line_sequence *of)
 {
     of->batch = __shfl_sync(0xffffffff, own->batch, lane);
     of->start_q = __shfl_sync(0xffffffff, own->start_q, lane);
@@ -282,7 +282,7 @@ FA_DEVICE void note_cut(const fa_attention_params *p, const fa_sm90_params *s, c
 FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s,
                             const section *at)
 {
-    const sequence_part *of = &at->of;
+    const line_sequence *of = &at->of;
     fa_tile t;
     t.batch = of->batch;
     t.head = at->head << s->split.group_bits;

@@ -353,6 +353,9 @@ int main(int argc, char **argv)
                      pages && packed_over_pages),
         "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
         packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
+    CHECK(argc > 1 || (groups[0] && groups[1] && groups[2] && groups[3] && uniform),
+          "query tiles of 1, 2, 4 and 8 heads: %d, %d, %d and %d; %d lengths that the host knows",
+          groups[0], groups[1], groups[2], groups[3], uniform);
     CHECK(argc > 1 || (cuts[2] && cuts[3] && cuts[4]), "sections shared %d, %d and %d query tiles",
           cuts[2], cuts[3], cuts[4]);
     CHECK(argc > 1 || (with_parts[2] && with_parts[3]), "no problem had two or three parts");
