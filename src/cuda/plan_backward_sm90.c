@@ -660,13 +660,19 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
     return true;
 }
 
-/* Blocks that share the queries of a head with one key tile, if there are fewer heads than multiprocessors. With fewer query
- * tiles the launch that adds up gradients of keys would take longer than is won: a tile takes one or two microseconds. */
-static int count_query_parts(const fa_problem *p, int64_t tasks, const fa_cuda_device *device)
+/* Blocks that share the queries of a head, if there are fewer key tiles than multiprocessors. To leave sums of dK and dV and to add
+ * them up takes some 8 us, a query tile 1.2 us at head dim 64 and 1.9 at 128 (H200, rate over that of one part: head dim 128, 10
+ * query tiles in 3 parts 0.98, 12 in 2 1.08, 18 in 3 1.37 to 1.44, 32 in 2 1.37, 64 in 2 1.48, 128 in 2 1.74; head dims 192 and 128, 32 in
+ * 2 1.40; head dim 64, 16 in 2 0.98, 32 in 2 1.27, 64 in 2 1.57). With one key tile there are no sums of dQ, and fewer tiles are enough. */
+static int count_query_parts(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                             const fa_cuda_device *device)
 {
-    const int64_t enough = 6, each = 2;
+    const int64_t enough = v->single_tiles ? 6 : find_columns(v) == 64 ? 24 : 12,
+                  each = v->single_tiles ? 2 : 4;
     const int64_t tiles = fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
-    if (tasks == 0 || tiles < enough) return 1;
+    if (v->options || v->ordered || v->chained || v->joined || is_wide(v) || is_ordered(p) ||
+        tasks == 0 || tiles < enough)
+        return 1;
     return (int)clamp(device->multiprocessors / tasks, 1, tiles / each);
 }
 
@@ -688,7 +694,7 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
 {
     const int64_t tasks = main->tasks;
     own->splits = fa_cuda_count_splits(p, tasks, count_takers(v, device));
-    own->query_parts = v->single_tiles ? count_query_parts(p, tasks * own->splits, device) : 1;
+    own->query_parts = count_query_parts(p, v, tasks * own->splits, device);
     own->splits *= own->query_parts;
     own->keys = find_keys(v);
     own->head_dim = find_columns(v);
@@ -709,8 +715,13 @@ static bool add_finish_keys(const fa_cuda_planning *x, const fa_variant *v,
 {
     const fa_variant *finish = &fa_variants[FA_FIRST_backward_finish_keys_sm90];
     while (finish->element != v->element) finish++;
-    return fa_cuda_add_finish_keys(x, finish, FA_BACKWARD_SM90_PASS_THREADS, queue_sm90, main,
-                                   splits);
+    if (!fa_cuda_add_finish_keys(x, finish, FA_BACKWARD_SM90_PASS_THREADS, queue_sm90, main, splits))
+        return false;
+    if (splits == 1) return true;
+    fa_cuda_plan_launch *l = &x->plan->launches[x->plan->count - 1];
+    l->grid = fa_cuda_grid(l->tasks * FA_BACKWARD_SM90_KEY_SLICES(find_columns(v), find_value_columns(v)));
+    l->overlaps = true;
+    return true;
 }
 
 /* The map of dQ where blocks store it. Gradients may be missing: a workspace is asked for before they are known. */
@@ -837,7 +848,8 @@ static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
         main =
             find_launch(plan, FA_FIRST_backward_sm90_persistent, FA_END_backward_sm90_persistent);
     if (!main || main->tasks == 0 || main->backward_sm90.ordered ||
-        main->backward_sm90.first_stored || !main->backward_sm90.heads_in_order)
+        main->backward_sm90.first_stored || !main->backward_sm90.heads_in_order ||
+        main->backward_sm90.query_parts > 1)
         return NULL;
     const fa_variant *v = &fa_variants[main->variant];
     return FA_BACKWARD_SM90_CLEARS_AHEAD(v->ordered, v->options, v->joined) ? main : NULL;

@@ -1415,6 +1415,41 @@ static void test_single(void)
           "%d parts", plan.launches[1].backward_sm90.query_parts);
 }
 
+/* Few key tiles of many query tiles: blocks share the queries, and one more launch adds up gradients of keys. */
+static void test_query_parts(void)
+{
+    static const struct {
+        int64_t batch, heads, n, d, d_v;
+        bool causal, deterministic;
+        int parts;
+    } cases[] = {{4, 1, 1098, 128, 128, true, false, 3}, {4, 1, 1098, 128, 128, false, false, 3},
+                 {4, 1, 1098, 128, 128, true, true, 1},  {4, 2, 640, 128, 128, false, false, 1},
+                 {2, 4, 768, 128, 128, true, false, 2},  {2, 12, 768, 128, 128, true, false, 1},
+                 {1, 4, 2048, 192, 128, true, false, 2}, {1, 1, 8192, 128, 128, true, false, 2},
+                 {1, 2, 4096, 64, 64, true, false, 2},   {2, 4, 1024, 64, 64, true, false, 1},
+                 {1, 1, 768, 128, 128, true, false, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        p.d = cases[i].d, p.d_v = cases[i].d_v;
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].deterministic;
+        fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *main = &plan.launches[1],
+                                  *keys = FIND(&plan, backward_finish_keys_sm90);
+        const int parts = main->backward_sm90.query_parts;
+        CHECK(parts == cases[i].parts && main->backward_sm90.splits == parts, "case %zu: %d parts",
+              i, parts);
+        CHECK(main->tasks == parts * p.batch * p.heads_kv * ((p.n_k + 127) / 128),
+              "case %zu: %d tasks", i, (int)main->tasks);
+        CHECK((keys != NULL) == (parts > 1), "case %zu: finish_keys", i);
+        if (!keys) continue;
+        CHECK(keys->grid == (uint32_t)(tasks_of(keys) * (p.d + p.d_v) / 32) && keys->overlaps &&
+                  tasks_of(keys) * parts == main->tasks,
+              "case %zu: %u blocks", i, keys->grid);
+        CHECK(!fa_cuda_backward_sm90_clear_ahead(&plan, 1), "case %zu: zeros ahead", i);
+    }
+}
+
 /* Heads of a few key tiles: one launch, whose blocks are clusters, if all of them run at once; with two key tiles another one in
  * front of it if not. */
 static void test_chained(void)
@@ -1559,6 +1594,7 @@ int main(void)
 {
     test_persistent();
     test_single();
+    test_query_parts();
     test_chained();
     test_joined();
     test_head_dims();
