@@ -7,6 +7,7 @@
 #include "check.h"
 #include "cuda/family.h"
 #include "../../kernels/forward_sm90/forward_sm90.h"
+#include "cuda/plan_backward_sm90.h"
 #include "cuda/plan_combine.h"
 #include "flashattn.h"
 #include "gpus.h"

@@ -532,7 +532,7 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         const fa_cuda_plan_launch *l = &plan->launches[i];
         if (l->idle || !is_main(l)) continue;
         first |= (uint64_t)adds_to_first_shares(l) << 16;
-        first |= (uint64_t)(l->backward_sm90.query_parts > 1) << 24;
+        first |= (uint64_t)(l->backward_sm90.query_parts > 1) << 22;
         if (fa_variants[l->variant].chained) return find_chain_options(p, l);
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
         const bool by_itself = fa_variants[l->variant].options == FA_SM90_BIAS;
