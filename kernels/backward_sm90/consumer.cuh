@@ -251,7 +251,8 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 /* Consumer 1 if none of the block's keys are its own: it computes its columns of dQ, from the other
  * one's half of dS, and nothing else. Its own half is zeros. A head's last block then takes two thirds
  * of the time. */
-FA_DEVICE void assist(const pipeline *pipe, const fa_backward_params *p, consumer_state *c, int tiles)
+FA_DEVICE void assist(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                      int tiles)
 {
 #pragma unroll
     for (int i = 0; i < SCORES / 2; i++) c->ds[i] = 0;
@@ -331,7 +332,7 @@ FA_DEVICE void consume_work_tile(const pipeline *pipe, const block_work *w,
 #pragma unroll
     for (int i = 0; i < DV_SUMS; i++) c->dv[i] = 0;
 #if ASSISTS
-    if (tiles > 0 && consumer == 1 && w->num_keys <= OWN_KEYS) {
+    if (tiles > 2 && consumer == 1 && w->num_keys <= OWN_KEYS) {
         assist(pipe, p, c, tiles);
         return;
     }

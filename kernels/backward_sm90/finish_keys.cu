@@ -60,7 +60,8 @@ FA_KERNEL __launch_bounds__(THREADS)
     backward_sm90_finish_keys(const __grid_constant__ fa_backward_params p,
                               const __grid_constant__ fa_backward_sm90_params s)
 {
-    const int slices = FA_BACKWARD_SM90_KEY_SLICES(s.head_dim, s.value_dim), of_keys = s.head_dim / 32;
+    const int slices = FA_BACKWARD_SM90_KEY_SLICES(s.head_dim, s.value_dim),
+              of_keys = s.head_dim / 32;
     const int64_t task = fa_divide(blockIdx.x, slices);
     const int slice = (int)(blockIdx.x - task * slices);
     ptx_wait_for_grids();

@@ -1342,6 +1342,11 @@ static void test_persistent(void)
 
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, two full rounds");
     p.batch = p.blocks_q = p.blocks_k = 20;
+    CHECK(plan_of(&p, device).family == family, "head dim 128, many rounds");
+    p.deterministic = true;
+    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "many rounds, one order");
+    p.deterministic = false;
+    p.batch = p.blocks_q = p.blocks_k = 16;
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90_joined, "head dim 128, unasked");
     p.batch = p.blocks_q = p.blocks_k = 2;
     p.causal = true;
@@ -1416,6 +1421,30 @@ static void test_single(void)
           "%d parts", plan.launches[1].backward_sm90.query_parts);
 }
 
+/* Which launches take head dim 128 without a mask, by the rounds of blocks. */
+static void test_full_rows(void)
+{
+    static const struct {
+        int64_t batch, heads, n;
+        const fa_cuda_family *family;
+    } cases[] = {{8, 16, 282, &fa_cuda_backward_sm90_joined},
+                 {8, 16, 448, &fa_cuda_backward_sm90_joined},
+                 {16, 16, 448, &fa_cuda_backward_sm90},
+                 {48, 16, 448, &fa_cuda_backward_sm90_persistent},
+                 {8, 16, 640, &fa_cuda_backward_sm90},
+                 {8, 16, 1024, &fa_cuda_backward_sm90},
+                 {16, 16, 1024, &fa_cuda_backward_sm90_joined},
+                 {20, 16, 1024, &fa_cuda_backward_sm90_persistent},
+                 {8, 16, 1098, &fa_cuda_backward_sm90},
+                 {8, 16, 2048, &fa_cuda_backward_sm90},
+                 {4, 16, 4096, &fa_cuda_backward_sm90_joined}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        CHECK(plan.family == cases[i].family, "case %zu: %s", i, plan.family->name);
+    }
+}
+
 /* Few key tiles of many query tiles: blocks share the queries, and one more launch adds up gradients of keys. */
 static void test_query_parts(void)
 {
@@ -1472,7 +1501,13 @@ static void test_chained(void)
                  {1, 2, 640, 640, 128, true, true, true, 5},
                  {1, 2, 768, 768, 128, true, false, false, 0},
                  {1, 2, 512, 512, 128, false, false, false, 0},
-                 {40, 16, 384, 384, 128, true, false, false, 0},
+                 {40, 16, 384, 384, 128, true, true, false, 3},
+                 {7, 16, 384, 384, 128, true, false, false, 0},
+                 {40, 16, 384, 384, 96, true, false, false, 0},
+                 {40, 16, 359, 359, 128, false, true, false, 3},
+                 {8, 16, 359, 359, 128, false, false, false, 0},
+                 {40, 16, 305, 305, 128, false, false, false, 0},
+                 {40, 16, 448, 448, 128, true, false, false, 0},
                  {11, 2, 512, 256, 64, false, true, true, 2},
                  {11, 2, 513, 256, 64, false, false, false, 0},
                  {11, 2, 200, 256, 64, true, true, true, 2},
@@ -1595,6 +1630,7 @@ int main(void)
 {
     test_persistent();
     test_single();
+    test_full_rows();
     test_query_parts();
     test_chained();
     test_joined();
