@@ -264,15 +264,13 @@ FA_DEVICE void assist(const pipeline *pipe, const fa_backward_params *p, consume
 #if DQ_TRANSPOSED
     load_all_keys(pipe, c->all_keys);
 #endif
-#pragma unroll
-    for (int i = 0; i < DQ_SUMS; i++) c->dp[i] = 0;
 #pragma unroll 1
     for (int count = 0; count <= tiles; count++) {
         const bool has_turn = count < tiles; /* the last dQ is computed without one */
         if (has_turn) wait_until_may_issue(c);
-        ptx_register_fence(c->dp, DQ_SUMS);
+        ptx_register_forget(c->dp, DQ_SUMS);
         ptx_wgmma_fence();
-        if (count > 0) issue_tile_dq(c, ds_tile(c, count - 1));
+        issue_tile_dq(c, ds_before(c, count));
         /* With three buffers of dS only turns say that one has been read. */
         if (DQ_FIRST && has_turn) let_other_issue(c);
         ptx_wgmma_wait(0);
