@@ -7,6 +7,7 @@
 #include "check.h"
 #include "cuda/family.h"
 #include "../../kernels/forward_sm90/forward_sm90.h"
+#include "cuda/plan_backward_sm90.h"
 #include "cuda/plan_combine.h"
 #include "flashattn.h"
 #include "gpus.h"
@@ -1383,6 +1384,11 @@ static void test_persistent(void)
 
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, two full rounds");
     p.batch = p.blocks_q = p.blocks_k = 20;
+    CHECK(plan_of(&p, device).family == family, "head dim 128, many rounds");
+    p.deterministic = true;
+    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "many rounds, one order");
+    p.deterministic = false;
+    p.batch = p.blocks_q = p.blocks_k = 16;
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90_joined, "head dim 128, unasked");
     p.batch = p.blocks_q = p.blocks_k = 2;
     p.causal = true;
@@ -1457,6 +1463,65 @@ static void test_single(void)
           "%d parts", plan.launches[1].backward_sm90.query_parts);
 }
 
+/* Which launches take head dim 128 without a mask, by the rounds of blocks. */
+static void test_full_rows(void)
+{
+    static const struct {
+        int64_t batch, heads, n;
+        const fa_cuda_family *family;
+    } cases[] = {{8, 16, 282, &fa_cuda_backward_sm90_joined},
+                 {8, 16, 448, &fa_cuda_backward_sm90_joined},
+                 {16, 16, 448, &fa_cuda_backward_sm90},
+                 {48, 16, 448, &fa_cuda_backward_sm90_persistent},
+                 {8, 16, 640, &fa_cuda_backward_sm90},
+                 {8, 16, 1024, &fa_cuda_backward_sm90},
+                 {16, 16, 1024, &fa_cuda_backward_sm90_joined},
+                 {20, 16, 1024, &fa_cuda_backward_sm90_persistent},
+                 {8, 16, 1098, &fa_cuda_backward_sm90},
+                 {8, 16, 2048, &fa_cuda_backward_sm90},
+                 {4, 16, 4096, &fa_cuda_backward_sm90_joined}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        CHECK(plan.family == cases[i].family, "case %zu: %s", i, plan.family->name);
+    }
+}
+
+/* Few key tiles of many query tiles: blocks share the queries, and one more launch adds up gradients of keys. */
+static void test_query_parts(void)
+{
+    static const struct {
+        int64_t batch, heads, n, d, d_v;
+        bool causal, deterministic;
+        int parts;
+    } cases[] = {{4, 1, 1098, 128, 128, true, false, 3}, {4, 1, 1098, 128, 128, false, false, 3},
+                 {4, 1, 1098, 128, 128, true, true, 1},  {4, 2, 640, 128, 128, false, false, 1},
+                 {2, 4, 768, 128, 128, true, false, 2},  {2, 12, 768, 128, 128, true, false, 1},
+                 {1, 4, 2048, 192, 128, true, false, 2}, {1, 1, 8192, 128, 128, true, false, 2},
+                 {1, 2, 4096, 64, 64, true, false, 2},   {2, 4, 1024, 64, 64, true, false, 1},
+                 {1, 1, 768, 128, 128, true, false, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        p.d = cases[i].d, p.d_v = cases[i].d_v;
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].deterministic;
+        fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *main = &plan.launches[1],
+                                  *keys = FIND(&plan, backward_finish_keys_sm90);
+        const int parts = main->backward_sm90.query_parts;
+        CHECK(parts == cases[i].parts && main->backward_sm90.splits == parts, "case %zu: %d parts",
+              i, parts);
+        CHECK(main->tasks == parts * p.batch * p.heads_kv * ((p.n_k + 127) / 128),
+              "case %zu: %d tasks", i, (int)main->tasks);
+        CHECK((keys != NULL) == (parts > 1), "case %zu: finish_keys", i);
+        if (!keys) continue;
+        CHECK(keys->grid == (uint32_t)(tasks_of(keys) * (p.d + p.d_v) / 32) && keys->overlaps &&
+                  tasks_of(keys) * parts == main->tasks,
+              "case %zu: %u blocks", i, keys->grid);
+        CHECK(!fa_cuda_backward_sm90_clear_ahead(&plan, 1), "case %zu: zeros ahead", i);
+    }
+}
+
 /* Heads of a few key tiles: one launch, whose blocks are clusters, if all of them run at once; with two key tiles another one in
  * front of it if not. */
 static void test_chained(void)
@@ -1478,7 +1543,13 @@ static void test_chained(void)
                  {1, 2, 640, 640, 128, true, true, true, 5},
                  {1, 2, 768, 768, 128, true, false, false, 0},
                  {1, 2, 512, 512, 128, false, false, false, 0},
-                 {40, 16, 384, 384, 128, true, false, false, 0},
+                 {40, 16, 384, 384, 128, true, true, false, 3},
+                 {7, 16, 384, 384, 128, true, false, false, 0},
+                 {40, 16, 384, 384, 96, true, false, false, 0},
+                 {40, 16, 359, 359, 128, false, true, false, 3},
+                 {8, 16, 359, 359, 128, false, false, false, 0},
+                 {40, 16, 305, 305, 128, false, false, false, 0},
+                 {40, 16, 448, 448, 128, true, false, false, 0},
                  {11, 2, 512, 256, 64, false, true, true, 2},
                  {11, 2, 513, 256, 64, false, false, false, 0},
                  {11, 2, 200, 256, 64, true, true, true, 2},
@@ -1601,6 +1672,8 @@ int main(void)
 {
     test_persistent();
     test_single();
+    test_full_rows();
+    test_query_parts();
     test_chained();
     test_joined();
     test_head_dims();
