@@ -22,7 +22,8 @@ enum {
     VECTORS = (HEAD_DIM / VECTOR + LANES - 1) / LANES, /* of a lane */
     ROWS_A_PASS = THREADS / LANES,
     PASSES = TILE / ROWS_A_PASS,
-    MOST = VECTOR == 4 ? 8 : 16, /* vectors of a tensor in flight; float32 needs room for two blocks */
+    MOST =
+        VECTOR == 4 ? 8 : 16, /* vectors of a tensor in flight; float32 needs room for two blocks */
     TOGETHER = PASSES * VECTORS <= MOST ? PASSES : 4, /* passes whose loads fit in registers */
     LSE_EARLY = HEAD_DIM <= 256, /* with the rows: wider ones would take registers of a block */
     SUM_VECTORS = FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 16,
@@ -191,7 +192,8 @@ FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa
 FA_DEVICE void hide_numbers(row_numbers *x, bool seen)
 {
 #pragma unroll
-    for (int i = 0; i < LANE_ITEMS * 8; i++) x->at[i / 8][i % 8] = seen ? x->at[i / 8][i % 8] : 0.0f;
+    for (int i = 0; i < LANE_ITEMS * 8; i++)
+        x->at[i / 8][i % 8] = seen ? x->at[i / 8][i % 8] : 0.0f;
 }
 
 /* Writes a row's parts. Returns the inverse of its power, times SPLIT_UNIT. */
@@ -227,7 +229,9 @@ FA_DEVICE void split_tiles(const fa_backward_params *p, const fa_backward_sm80_p
 {
     enum {
         SPLIT_PASSES = TILE / ROWS_AT_ONCE,
-        SPLIT_TOGETHER = LANE_ITEMS > 1 ? 2 : SPLIT_PASSES < 4 ? SPLIT_PASSES : 4
+        SPLIT_TOGETHER = LANE_ITEMS > 1     ? 2
+                         : SPLIT_PASSES < 4 ? SPLIT_PASSES
+                                            : 4
     };
     char *parts = s->parts + number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM);
     const int d = (int)p->a.d, d_v = (int)p->a.d_v;

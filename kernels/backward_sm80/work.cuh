@@ -130,8 +130,8 @@ FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm
     for (int i = 0; i < KEYS; i++) w->bad_keys[i] = 0;
 #endif
     if (s->uniform.applies) {
-        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, of_heads * w->heads, &w->keys,
-                             &w->sequence);
+        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, of_heads * w->heads,
+                             &w->keys, &w->sequence);
     } else {
         w->keys = fa_find_key_tile(p, task, KEYS);
         if (w->keys.batch < 0) return;

@@ -57,8 +57,7 @@ FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_s
 }
 
 /* Finds the row by the section's note. False if there is none. */
-FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split,
-                          row_columns *at)
+FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split, row_columns *at)
 {
     const fa_sm90_cut cut = split->cuts[at->section];
     const int i = at->row, query = i >> split->group_bits, head = i - (query << split->group_bits);

@@ -48,10 +48,7 @@ FA_DEVICE int count_line_heads(const fa_attention_params *p, const fa_sm90_param
     return (int)p->heads_q >> s->split.group_bits;
 }
 
-FA_DEVICE int count_tile_queries(const fa_sm90_params *s)
-{
-    return QUERIES >> s->split.group_bits;
-}
+FA_DEVICE int count_tile_queries(const fa_sm90_params *s) { return QUERIES >> s->split.group_bits; }
 
 /* Sequences of the line: packed ones as in fa_packed_start, because rows of no sequence get zeros. */
 FA_DEVICE int count_sequences(const fa_attention_params *p)

@@ -79,7 +79,7 @@ typedef struct fa_sm90_split {
         first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
     /* 0: lengths are not on the device. Otherwise these, `queries` and `value_dim` are all that is used. */
     int32_t sections, tile_cost; /* the cost in keys */
-    int32_t group_bits; /* log2 of the query heads that share query tiles */
+    int32_t group_bits;          /* log2 of the query heads that share query tiles */
     /* Only so many sections are used if all sequences together have at most so many keys: they stay in the L2 cache, and
      * fewer query tiles are cut. */
     int32_t few_sections, few_keys;

@@ -457,7 +457,8 @@ static bool plan_corrected(const fa_problem *p, const fa_cuda_device *device, fa
                            char *why, size_t size)
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
-    const bool in_place = fa_cuda_is_tried(&fa_cuda_backward_tf32_in_place, device) && !has_many_additions(p);
+    const bool in_place =
+        fa_cuda_is_tried(&fa_cuda_backward_tf32_in_place, device) && !has_many_additions(p);
     return plan_float32(&x, &of_tf32x3, CORRECTED | (in_place ? IN_PLACE : 0));
 }
 

@@ -41,10 +41,10 @@ static const double least_gain_of_sections = 1.05;
 static const double average_share = 0.7;
 
 enum {
-    NARROW = 64,        /* the largest head dim that has the lower rate */
-    QUERY_BOX = 64, /* rows of a consumer */
+    NARROW = 64,         /* the largest head dim that has the lower rate */
+    QUERY_BOX = 64,      /* rows of a consumer */
     MOST_GROUP_BITS = 6, /* log2 of them */
-    LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
+    LEAST_KEYS = 1024,   /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,            /* with more, the last one can hardly be a tenth of the time */
     MOST_ROUNDS_OF_SECTIONS = 4, /* the same if lengths are on the device; */
@@ -65,7 +65,8 @@ static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; 
  * for these kernels, which never run them. */
 static bool refuse_split(const fa_problem *p, char *why, size_t size)
 {
-    if (p->max_q <= fa_cuda_most_few(p) || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 || p->d_v < 1) {
+    if (p->max_q <= fa_cuda_most_few(p) || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 ||
+        p->d_v < 1) {
         fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected more than %" PRId64,
                     p->max_q, fa_cuda_most_few(p));
         return true;
@@ -687,9 +688,9 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     if (!v || refuse_split(p, NULL, 0)) return true;
     if (fa_cuda_has_own_lengths(p)) return !fa_cuda_is_split_faster(p, p, device);
     const double shared = shared_seconds(p, v, blocks);
-    const bool few = p->n_k >= LEAST_KEYS && count_heads(p) < MOST_ROUNDS * blocks &&
-                     count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) <
-                         MOST_ROUNDS * blocks;
+    const bool few =
+        p->n_k >= LEAST_KEYS && count_heads(p) < MOST_ROUNDS * blocks &&
+        count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) < MOST_ROUNDS * blocks;
     if (shared == INFINITY && !few) return true;
     fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
     if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;

@@ -550,7 +550,8 @@ static void test_corrected(void)
         p.softcap = cases[i].softcap ? 20 : 0;
         const fa_cuda_device *const device = &devices[cases[i].gpu];
         CHECK(plan_of(&p, device).family == corrected, "case %zu, unasked", i);
-        p.n_k = p.rows_k = i % 2 ? 2000 : 1000; /* with few keys sums are in dq, from Hopper on, to head dim 256 */
+        p.n_k = p.rows_k =
+            i % 2 ? 2000 : 1000; /* with few keys sums are in dq, from Hopper on, to head dim 256 */
         const bool in_place = p.n_k == 1000 && cases[i].d <= 256 && cases[i].gpu == H200;
         const fa_cuda_plan s = plan_by(corrected, &p, device),
                            plain = plan_by(in_place ? &fa_cuda_backward_tf32_in_place
@@ -886,7 +887,9 @@ static void test_splits(void)
             sm80 ? FIND(&plan, backward_sm80) : FIND(&plan, backward_sm90);
         const fa_cuda_plan_launch *keys =
             sm80 ? FIND(&plan, backward_finish_keys_sm80) : FIND(&plan, backward_finish_keys_sm90);
-        const int splits = !l ? 0 : sm80 ? l->backward_sm80.splits : l->backward_sm90.splits,
+        const int splits = !l     ? 0
+                           : sm80 ? l->backward_sm80.splits
+                                  : l->backward_sm90.splits,
                   expected = cases[c].splits * (sm80 ? cases[c].query_parts : 1);
         const int64_t tasks = p.batch * p.heads_kv * ((p.n_k + 127) / 128);
         CHECK(splits == expected && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,

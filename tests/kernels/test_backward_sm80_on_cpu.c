@@ -107,7 +107,8 @@ static bool corrected_weights;
 static int64_t blind_queries; /* those that were NaN */
 static int rounded_otherwise; /* problems whose second run had other bits in dq */
 static int ordered;           /* problems whose sums of dq have one order */
-static int shared_queries[2]; /* those whose blocks share the queries of a head, in any order and in one */
+static int
+    shared_queries[2]; /* those whose blocks share the queries of a head, in any order and in one */
 
 /* The kinds of problems. */
 typedef enum kind {
@@ -1022,8 +1023,8 @@ int main(int argc, char **argv)
     CHECK(exact < 0.1 || argc > 1, "tf32x3: %.3f of what is allowed", exact);
     CHECK(blind_queries || argc > 1, "all queries saw keys");
     CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
-    CHECK((shared_queries[0] && shared_queries[1]) || argc > 1, "%d and %d problems of shared queries",
-          shared_queries[0], shared_queries[1]);
+    CHECK((shared_queries[0] && shared_queries[1]) || argc > 1,
+          "%d and %d problems of shared queries", shared_queries[0], shared_queries[1]);
     if (argc > 2) {
         printf("%5d problems, %d with another rounding of dq, %d with one order of its sums, %lld "
                "queries that saw nothing; %.3f of what is allowed\n",
