@@ -34,20 +34,16 @@ typedef struct line_cut {
 
 /* Where a section is: in which query tile, and behind how much of it. */
 typedef struct section {
-    int number, left; /* how much of it is left */
-    int sequence, head, tile, offset;
+    int number, slice, left;          /* number in the line; how much of it is left */
+    int sequence, head, tile, offset; /* head: of the line */
+    int in_step;                      /* number of the line */
     line_sequence of;
 } section;
 
 enum { QUERY_BITS = QUERIES == 128 ? 7 : 0 /* log2 of QUERIES */ };
 static_assert(1 << QUERY_BITS == QUERIES, "query tiles are halved by shifts");
 
-/* Heads of a sequence's line, which are groups of query heads if these share query tiles; queries of a query tile. */
-FA_DEVICE int count_line_heads(const fa_attention_params *p, const fa_sm90_params *s)
-{
-    return (int)p->heads_q >> s->split.group_bits;
-}
-
+/* Queries of a query tile. */
 FA_DEVICE int count_tile_queries(const fa_sm90_params *s) { return QUERIES >> s->split.group_bits; }
 
 /* Sequences of the line: packed ones as in fa_packed_start, because rows of no sequence get zeros. */
@@ -134,7 +130,7 @@ FA_DEVICE void load_lines(const fa_attention_params *p, const fa_sm90_params *s,
     find_sequence(p, s, min(first + lane, count - 1), &lines->own);
     if (first + lane >= count) lines->own.line.tiles = lines->own.line.keys = 0;
     lines->of_head = length_of_tiles(s, &lines->own.line, lines->own.line.tiles);
-    lines->end = lines->of_head * count_line_heads(p, s);
+    lines->end = lines->of_head * s->split.line_heads;
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
         const int before = __shfl_sync(0xffffffff, lines->end, (lane - apart) & 31);
@@ -192,7 +188,7 @@ FA_DEVICE int find_sequence_of(const fa_attention_params *p, const fa_sm90_param
         at->sequence = first + lane;
         take_sequence(&lines->own, lane, &at->of);
         *of_head = __shfl_sync(0xffffffff, lines->of_head, lane);
-        return x - __shfl_sync(0xffffffff, lines->end, lane) + *of_head * count_line_heads(p, s);
+        return x - __shfl_sync(0xffffffff, lines->end, lane) + *of_head * s->split.line_heads;
     }
     return -1;
 }
@@ -211,15 +207,18 @@ FA_DEVICE int find_tile_of(const fa_sm90_params *s, const fa_sm90_line *line, in
     return tile;
 }
 
-/* Section n. It has no note until there is one. */
+/* The n-th block's section. It has no note until there is one. */
 FA_DEVICE section begin_section(const fa_attention_params *p, const fa_sm90_params *s,
                                 const line_cut *cut, int n, sequence_lines *lines)
 {
     section at;
-    const int64_t begin = (int64_t)n * cut->section;
-    at.number = n;
+    const int slice = (int)((uint32_t)n / (uint32_t)s->split.in_step);
+    const int64_t begin = (int64_t)slice * cut->section;
+    at.in_step = n - slice * s->split.in_step;
+    at.slice = slice;
+    at.number = at.in_step * s->split.slices + slice;
     at.left = (int)fa_max64(0, fa_min64(cut->section, cut->length - begin));
-    if (threadIdx.x % 32 == 0) s->split.cuts[n].parts = 0;
+    if (threadIdx.x % 32 == 0) s->split.cuts[at.number].parts = 0;
     if (at.left == 0) return at;
     int of_head;
     const int x = find_sequence_of(p, s, (int)begin, lines, &at, &of_head);
@@ -238,7 +237,7 @@ FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_par
     at->offset = 0;
     if (++at->tile < at->of.line.tiles) return;
     at->tile = 0;
-    if (++at->head < count_line_heads(p, s)) return;
+    if (++at->head < s->split.line_heads) return;
     at->head = 0;
     do {
         if (++at->sequence >= count_sequences(p)) { /* only if lengths are wrong */
@@ -258,7 +257,7 @@ FA_DEVICE int count_parts(const fa_sm90_params *s, const line_cut *cut, const se
          fa_sm90_cut_at(&s->split, x, keys, KEYS) < key_tiles && parts < FA_SM90_PARTS;
          x += cut->section)
         parts++;
-    return min(parts, s->split.sections - at->number + 1);
+    return min(parts, s->split.slices - at->slice + 1);
 }
 
 /* The note about a query tile whose second part the section has. One lane. */
@@ -282,7 +281,7 @@ FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *
     const line_sequence *of = &at->of;
     fa_tile t;
     t.batch = of->batch;
-    t.head = at->head << s->split.group_bits;
+    t.head = (at->head * s->split.in_step + at->in_step) << s->split.group_bits;
     t.head_kv = fa_divide_by((uint32_t)t.head, s->by_group);
     t.first = at->tile * count_tile_queries(s);
     t.block_q = p->cu_seqlens_q ? 0 : of->batch;

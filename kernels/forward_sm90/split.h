@@ -22,6 +22,10 @@
  *     sections       |       section 0       |       section 1       |       section 2       | ...
  *     parts           whole       first         later   first          later                  whole
  *
+ * Some heads have lines of their own, which are cut alike, so that blocks read the same keys of these heads at the same time:
+ * block n has section n / in_step of the line of every in_step-th head from n % in_step on. Sections of a line have
+ * consecutive numbers.
+ *
  * A query tile inside a section is whole: its rows are finished as without split keys. Others have parts in several
  * sections, whose sums go to the workspace. Section n has two slots: 2 n + 1 for the first part of the query tile in which
  * it ends, and 2 n for a later part of the one in which it begins. The scheduler of the section that has the second part of
@@ -80,9 +84,11 @@ typedef struct fa_sm90_split {
     /* 0: lengths are not on the device. Otherwise these, `queries` and `value_dim` are all that is used. */
     int32_t sections, tile_cost; /* the cost in keys */
     int32_t group_bits;          /* log2 of the query heads that share query tiles */
-    /* Only so many sections are used if all sequences together have at most so many keys: they stay in the L2 cache, and
+    int32_t in_step, line_heads,
+        slices; /* lines; heads of a line, or groups of them; sections of a line */
+    /* Only so many sections of a line are used if all sequences together have at most so many keys: they stay in the L2 cache, and
      * fewer query tiles are cut. */
-    int32_t few_sections, few_keys;
+    int32_t few_slices, few_keys;
     int32_t least;     /* key tiles of a section; of a part half of it, rounded up */
     fa_sm90_cut *cuts; /* of each section */
 } fa_sm90_split;
@@ -158,7 +164,7 @@ FA_SHARED_FUNCTION int32_t fa_sm90_section_length(const fa_sm90_split *split, in
                                                   int32_t tile_keys)
 {
     const uint32_t sections =
-        (uint32_t)(all_keys > split->few_keys ? split->sections : split->few_sections);
+        (uint32_t)(all_keys > split->few_keys ? split->slices : split->few_slices);
     const int32_t each = (int32_t)(((uint32_t)length + sections - 1) / sections),
                   least = split->least * tile_keys, longest = most_keys / (FA_SM90_PARTS - 3) + 1,
                   more = least > longest ? least : longest;

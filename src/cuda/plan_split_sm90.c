@@ -47,7 +47,7 @@ enum {
     LEAST_KEYS = 1024,   /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,            /* with more, the last one can hardly be a tenth of the time */
-    MOST_ROUNDS_OF_SECTIONS = 4, /* the same if lengths are on the device; */
+    MOST_ROUNDS_OF_SECTIONS = 8, /* the same if lengths are on the device; */
     MOST_ROUNDS_OF_CACHES = 16,  /* causal, with keys in a cache */
     SLOTS_OF_SECTION = 2,
     LEAST_SECTION = 4, /* key tiles */
@@ -389,7 +389,7 @@ static int64_t count_work_tiles(const fa_problem *p, const shape *s)
 static shape find_longest(const fa_problem *p, const fa_variant *v)
 {
     const shape alone = find_longest_alone(p, v), shared = share_tiles(alone, choose_group_bits(p));
-    return 10 * count_work_tiles(p, &shared) <= 9 * count_work_tiles(p, &alone) ? shared : alone;
+    return 10 * count_work_tiles(p, &shared) <= 8 * count_work_tiles(p, &alone) ? shared : alone;
 }
 
 /* What the multiprocessors have to do. */
@@ -424,7 +424,7 @@ static double count_section_bytes(const shape *s, int64_t sections)
 
 /* The time of a key tile, relative to that without split keys: blocks read the keys of a head at different times, and the L2
  * cache limits them. Under a causal mask they do so anyway. */
-static double slowness_of_sections(const fa_problem *p) { return p->causal ? 1 : 1.25; }
+static double slowness_of_sections(const fa_problem *p) { return p->causal ? 1 : 1.1; }
 
 /* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
 static double sections_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
@@ -449,15 +449,28 @@ static int64_t count_cached_keys(const fa_problem *p)
     return CACHED_BYTES / (2 * p->heads_kv * (p->d + p->d_v));
 }
 
+/* How many heads' lines are cut alike: as many as leave hardly a block without a section. */
+static int64_t count_in_step(int64_t heads, int64_t blocks)
+{
+    for (int64_t n = heads; n > 1; n--)
+        if (heads % n == 0 && 100 * (blocks / n * n) >= 96 * blocks) return n;
+    return 1;
+}
+
+/* few, sections: at most. */
 static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t few, int64_t sections)
 {
+    const int64_t heads = p->heads_q >> s->group_bits, in_step = count_in_step(heads, few);
     const double cost = task_seconds / s->tile_seconds * s->keys;
     return (fa_sm90_split){.parts = FA_SM90_PARTS,
                            .queries = s->rows,
                            .value_dim = s->variant->value_dim,
                            .group_bits = s->group_bits,
-                           .sections = (int32_t)sections,
-                           .few_sections = (int32_t)few,
+                           .in_step = (int32_t)in_step,
+                           .line_heads = (int32_t)(heads / in_step),
+                           .slices = (int32_t)(sections / in_step),
+                           .sections = (int32_t)(sections / in_step * in_step),
+                           .few_slices = (int32_t)(few / in_step),
                            .few_keys = (int32_t)count_cached_keys(p),
                            .tile_cost = (int32_t)cost,
                            .least = LEAST_SECTION};
@@ -496,8 +509,9 @@ static bool has_few_work_tiles(int64_t work_tiles, int64_t blocks)
     return 2 * work_tiles <= 3 * blocks;
 }
 
-/* Of packed keys the host knows only the sum, and with many work tiles a wrong guess is slower (H200, us without and with
- * sections: 8,000, 500 and 1,000 rows of 16 heads 438, 506; full, 3,000, 5,000, 700 and 2,500 rows 536, 689). */
+/* Of packed keys the host knows only the sum, and with many work tiles little is won (H200, us without and with sections: 8,000,
+ * 500 and 1,000 rows of 16 heads 479, 476; 700, 5,000, 64 and 900 rows, 16 heads of 4, 228, 206; full, 3,000, 5,000, 700 and
+ * 2,500 rows 554, 533). */
 static int64_t most_rounds_of_sections(const fa_problem *p)
 {
     return p->causal && !p->cu_seqlens_k ? MOST_ROUNDS_OF_CACHES : MOST_ROUNDS_OF_SECTIONS;
@@ -605,9 +619,11 @@ void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *devic
     const shape s = find_longest(p, &fa_variants[l->variant]);
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
                        1 << s.group_bits, QUERY_BOX);
-    merge->grid = fa_cuda_grid(sections * fa_cuda_count_tiles(s.rows, FA_SM90_MERGE_ROWS(p->d_v)));
-    set_split(cut_line(p, &s, few, sections), sections, device->multiprocessors,
-              count_section_bytes(&s, sections), plan);
+    const fa_sm90_split split = cut_line(p, &s, few, sections);
+    const int64_t merged = fa_cuda_count_tiles(s.rows, FA_SM90_MERGE_ROWS(p->d_v));
+    merge->grid = fa_cuda_grid(split.sections * merged);
+    set_split(split, split.sections, device->multiprocessors,
+              count_section_bytes(&s, split.sections), plan);
 }
 
 /* The blocks of the second launch, if lengths are not on the device. */

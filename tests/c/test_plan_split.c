@@ -254,8 +254,8 @@ static void test_sections(void)
     for (int i = 0; i < 2000; i++) {
         const int32_t q = queries[draw(&state, 3)], k = tile_keys[draw(&state, 3)];
         const fa_sm90_split split = {.queries = q,
-                                     .sections = (int32_t)draw(&state, 60) + 1,
-                                     .few_sections = 7,
+                                     .slices = (int32_t)draw(&state, 60) + 1,
+                                     .few_slices = 7,
                                      .few_keys = 1000,
                                      .tile_cost = (int32_t)draw(&state, 300) + 1,
                                      .least = (int32_t)draw(&state, 5) + 1};
@@ -273,7 +273,7 @@ static void test_sections(void)
             if (lines[n].keys > most) most = lines[n].keys;
         }
         const int32_t section = fa_sm90_section_length(&split, length, few ? 1000 : 1001, most, k);
-        CHECK((int64_t)section * (few ? 7 : split.sections) >= length && section >= split.least * k,
+        CHECK((int64_t)section * (few ? 7 : split.slices) >= length && section >= split.least * k,
               "sections of %d of %d", (int)section, (int)length);
         int32_t begin = 0;
         for (int n = 0; n < 4; n++)
@@ -294,16 +294,21 @@ static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
                   rows = 128 / ((fa_variants[l->variant].value_dim + 7) / 8);
     const int blocks = devices[H200].multiprocessors;
     const int rounds = p->batch * p->n_k * p->heads_kv * 2 * (p->d + p->d_v) > 80 << 20 ? 2 : 1;
-    CHECK(sections == rounds * blocks && split->few_sections == blocks && split->tile_cost > 0 &&
-              split->least > 1,
-          "%d sections", (int)sections);
+    const int64_t heads = p->heads_q >> split->group_bits, in_step = split->in_step;
+    CHECK(in_step * split->line_heads == heads && sections == in_step * split->slices &&
+              sections == rounds * blocks / in_step * in_step &&
+              split->few_slices == blocks / in_step &&
+              100 * in_step * split->few_slices >= 96 * blocks,
+          "%d sections of %d heads in step", (int)sections, (int)in_step);
+    CHECK(split->tile_cost > 0 && split->least > 1, "cost %d", (int)split->tile_cost);
     const size_t slots = 2 * (size_t)sections * (size_t)split->queries,
                  bytes = slots * ((size_t)split->value_dim * 4 + 8) +
                          (size_t)sections * sizeof(fa_sm90_cut);
     CHECK(plan->count == 2 && l->workspace_bytes == bytes && merge->workspace_bytes == bytes &&
               plan->workspace_bytes >= bytes,
           "%zu bytes", l->workspace_bytes);
-    CHECK(l->grid == (uint32_t)blocks && l->overlaps && merge->overlaps && !merge->idle,
+    CHECK(l->grid == (uint32_t)(sections < blocks ? sections : blocks) && l->overlaps &&
+              merge->overlaps && !merge->idle,
           "%u blocks", l->grid);
     CHECK(merge->grid == sections * ((split->queries + rows - 1) / rows), "%u blocks merge",
           merge->grid);
@@ -423,8 +428,8 @@ static void test_refusals(void)
     packed.rows_k = 3 * 16384;
     full.max_q = packed.max_q = 2048;
     full.causal = false;
+    full.heads_q = packed.heads_q = 64; /* many work tiles */
     CHECK(plan_by(NULL, &full, &plan) && plan.family != split_family, "full");
-    packed.heads_q = 32;
     CHECK(plan_by(NULL, &packed, &plan) && plan.family != split_family, "packed keys");
     CHECK(fa_cuda_plan_make(&p, &devices[A100], NULL, &plan, NULL, 0) && plan.count == 1, "A100");
     CHECK(plan_by(&fa_cuda_forward_sm90, &p, &plan) && plan.count == 1, "sm90 by name");
