@@ -349,11 +349,10 @@ FA_DEVICE void add_left(const pipeline *pipe, const fa_backward_params *p,
 {
     const int32_t unit = unit_of_block(s);
     const int thread = (int)threadIdx.x - WARPGROUP;
-    if (unit >= s->left.summed) return;
     ptx_fence_proxy_async(); /* gradients went through shared memory that is loaded into now */
     __syncwarp();
     ptx_mbarrier_arrive_if(&pipe->state->left, thread % 32 == 0);
-    if (!wait_for_left(pipe)) return;
+    if (unit >= s->left.summed || !wait_for_left(pipe)) return;
     const left_unit u = find_left_unit(p, s, work_of(pipe), unit);
     add_unit(pipe, p, s, &u, thread);
     ptx_named_barrier_sync(NAMED_BARRIER_CONSUMERS, ADDERS);

@@ -139,6 +139,7 @@ static int runs[FA_VARIANTS];
  * FA_BACKWARD_SM90_DBIAS_... */
 static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
 static int rooms_waited_for; /* runs whose blocks wait for room to leave dS */
+static int sums_passed_on;   /* runs whose units pass sums of dbias on */
 static int64_t least_dim;
 static bool about_bias;    /* problems are of that class */
 static bool about_lengths; /* the same */
@@ -177,6 +178,12 @@ static bool is_shared(const fa_cuda_plan_launch *l);
 static bool waits_for_room(const fa_cuda_plan_launch *l)
 {
     return is_main(l) && l->backward_sm90.left.room < l->backward_sm90.left.units;
+}
+
+/* Whether units of blocks that leave dS pass sums on, and so wait for each other. */
+static bool passes_sums_on(const fa_cuda_plan_launch *l)
+{
+    return is_main(l) && l->backward_sm90.left.groups > 1;
 }
 
 /* Whether blocks clear sums for later ones. Launches before and after the products have fewer
@@ -220,8 +227,8 @@ static bool prepares(const fa_cuda_plan_launch *l)
 static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const bool in_order = m->ordered || v->joined || waits_for_room(l) || waits_for_zeros(l) ||
-                          waits_for_first_shares(l);
+    const bool in_order = m->ordered || v->joined || waits_for_room(l) || passes_sums_on(l) ||
+                          waits_for_zeros(l) || waits_for_first_shares(l);
     const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
     const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
     const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
@@ -293,6 +300,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
         biases_by_tma[above] += l->backward_sm90.bias_mapped;
         dbias_by[above][l->backward_sm90.dbias_mapped]++;
         rooms_waited_for += waits_for_room(l);
+        sums_passed_on += passes_sums_on(l);
     }
     cuda_run_kernel(&run);
 }
@@ -536,6 +544,7 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         other |= 1u << ((by_itself ? 17 : above) + l->backward_sm90.dbias_mapped);
         other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
         other |= (uint64_t)waits_for_room(l) << (above + 6);
+        other |= (uint64_t)passes_sums_on(l) << (above + 5);
     }
     return first | (p->bias.data ? other : 0);
 }
@@ -692,6 +701,7 @@ int main(int argc, char **argv)
                 dbias_by[above][3], dbias_by[above][4]);
     }
     CHECK(rooms_waited_for || argc > 1, "no block waited for room");
+    CHECK(sums_passed_on || argc > 1, "no unit passed sums of dbias on");
     CHECK(blind_queries || argc > 1, "all queries saw keys");
     CHECK(cleared_ahead || argc > 1, "no block cleared sums for later ones");
     CHECK(first_stored || argc > 1, "no block added to first shares in any order");
