@@ -129,14 +129,12 @@ FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
 
 /* Adds a tile whose weights have been computed, and computes the weights of the next one. The
  * tile's dout is released before the wait for the next tile's scores, because with few stages loads
- * tend to come late. After the last tile these scores are a product that is not used. */
+ * tend to come late. */
 FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
                       tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
     const int count = at->count, stage = dout_stage(count);
-    const bool more = count + 1 < range->tiles;
-    const int next = more ? count + 1 : count; /* the tile that is waited for */
     const bool ready = is_ready(state, count);
 
     if (!OPTIONS) pack_weights(c);
@@ -147,7 +145,14 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     ptx_register_fence(c->dv, DV_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dv, c->weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
-    ptx_mbarrier_wait(&state->q_full[q_stage(next)], q_parity(next));
+    if (count + 1 == range->tiles) {
+        ptx_wgmma_wait(0);
+        ptx_register_fence(c->dv, DV_SUMS);
+        keep_operands(c->weights);
+        ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->own.leader);
+        return;
+    }
+    ptx_mbarrier_wait(&state->q_full[q_stage(count + 1)], q_parity(count + 1));
     ptx_register_fence(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_tile_scores(c, q_stage(count + 1));
@@ -157,7 +162,7 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->own.leader);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
-    if (more) weigh(pipe, p, c, at, range);
+    weigh(pipe, p, c, at, range);
 }
 
 FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
@@ -183,8 +188,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
     }
     /* The gradient is stored through a stage of queries other than the last tile's. The dK
-     * warpgroup has read that stage when it has the last weights. The stage of the last dout is
-     * still being read, by the product that is not used. */
+     * warpgroup has read that stage when it has the last weights. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
     if (w->key_sums) {
