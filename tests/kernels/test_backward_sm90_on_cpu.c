@@ -16,9 +16,9 @@
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and
  * "bias", "left" (the same on a device with one multiprocessor), "unseen" (the same with keys that
- * no query sees), "persistent" or "joined" for such problems, "empty" for persistent blocks with
- * lengths, some of them 0, "cleared" for those with sums that blocks clear for later ones. Then the
- * runs of each variant are printed.
+ * no query sees), "heads" (like "left", with many heads), "persistent" or "joined" for such problems,
+ * "empty" for persistent blocks with lengths, some of them 0, "cleared" for those with sums that
+ * blocks clear for later ones. Then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -63,6 +63,9 @@ static const int64_t with_left_ds[] = {262,  605,  2368,  3462,  7092,  9272,  1
 
 /* The same if no query sees the later keys of each item: their blocks leave nothing. */
 static const int64_t with_unseen_keys[] = {17987};
+
+/* The same with many heads that share dbias: units pass sums on, in seven, six and three groups. */
+static const int64_t with_many_heads[] = {897, 1395, 2515};
 
 /* Persistent blocks where an item of the batch has no keys: it must count no share of dQ. */
 static const int64_t with_empty_items[] = {2271};
@@ -145,6 +148,7 @@ static bool about_bias;    /* problems are of that class */
 static bool about_lengths; /* the same */
 static bool alone;         /* there is one multiprocessor */
 static bool unseen;        /* no query sees the later keys */
+static bool many_heads;
 static const fa_cuda_family
     /* Of both runs; NULL: the second run has persistent blocks, if possible. */
     *few;
@@ -597,6 +601,7 @@ static bool run_problem(machine *m)
         .all_passes = true,
         .backward_alone = true,
         .unseen_keys = unseen,
+        .many_heads = many_heads,
         .runs = 2,
         .attend = compute,
         .wants = wants,
@@ -639,7 +644,11 @@ static int run_listed(void)
     unseen = true;
     for (size_t i = 0; i < sizeof with_unseen_keys / sizeof *with_unseen_keys; i++)
         run_problems(with_unseen_keys[i], with_unseen_keys[i] + 1);
-    about_bias = alone = unseen = false;
+    unseen = false;
+    many_heads = true;
+    for (size_t i = 0; i < sizeof with_many_heads / sizeof *with_many_heads; i++)
+        run_problems(with_many_heads[i], with_many_heads[i] + 1);
+    about_bias = alone = many_heads = false;
     least_dim = FULL;
     run_problems(FIRST_FULL_PROBLEM, FIRST_FULL_PROBLEM + FULL_PROBLEMS);
     least_dim = WIDE;
@@ -676,7 +685,8 @@ int main(int argc, char **argv)
     const bool searching = sample_begin(argc > 1);
     if (argc > 3) least_dim = atoll(argv[3]);
     unseen = argc > 4 && argv[4][0] == 'u';
-    alone = argc > 4 && (argv[4][0] == 'l' || unseen);
+    many_heads = argc > 4 && argv[4][0] == 'h';
+    alone = argc > 4 && (argv[4][0] == 'l' || unseen || many_heads);
     about_bias = argc > 4 && (argv[4][0] == 'b' || alone);
     about_lengths = argc > 4 && argv[4][0] == 'e';
     few = argc <= 4 || about_bias ? NULL
