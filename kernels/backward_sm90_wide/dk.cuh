@@ -116,45 +116,60 @@ FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p,
 #endif
 }
 
-/* Adds a tile whose dS has been computed, and computes dS of the next one. As in add_dv, its
- * queries are released early. */
-FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
-                      tile_cursor *at, const tile_range *range)
+/* Shares a tile's dS, which has been computed, and issues the product that adds it. ds: its operands. */
+FA_DEVICE void issue_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
+                        uint32_t *ds, const tile_cursor *at)
 {
-    shared_state *state = pipe->state;
-    const int count = at->count, stage = q_stage(count);
-    uint32_t ds[SCORES / 2];
     uint32_t stored[SCORES / 2]; /* what a product reads is not read beside it */
-
 #pragma unroll
     for (int i = 0; i < SCORES / 2; i++) {
         ds[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
         stored[i] = ptx_keep(ds[i]);
     }
     put_tile_dbias(pipe, p, c, at);
-    advance(at, range->from, range->to);
     ptx_register_fence(c->dk, DK_SUMS);
     ptx_wgmma_fence();
-    issue_gradient(c->dk, ds, q_tile(c->base, stage) + ACROSS(Q_BLOCK), HEAD_DIM);
-    share_ds(pipe, c, stored, count); /* while the product runs */
-    if (count + 1 == range->tiles) {
-        ptx_wgmma_wait(0);
-        ptx_register_fence(c->dk, DK_SUMS);
-        ptx_mbarrier_arrive_if(&state->q_empty[stage], c->own.leader);
-        return;
-    }
-    ptx_mbarrier_wait(&state->dout_full[dout_stage(count + 1)], dout_parity(count + 1));
-    ptx_register_fence(c->ds, SCORES);
-    ptx_wgmma_fence();
-    issue_dp(c, dout_stage(count + 1));
-    ptx_wgmma_wait(1);
+    issue_gradient(c->dk, ds, q_tile(c->base, q_stage(at->count)) + ACROSS(Q_BLOCK), HEAD_DIM);
+    share_ds(pipe, c, stored, at->count); /* while the product runs */
+}
+
+/* The product is complete: releases the tile's queries. */
+FA_DEVICE void finish_dk(const pipeline *pipe, dk_state *c, uint32_t *ds, int count)
+{
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
-    ptx_mbarrier_arrive_if(&state->q_empty[stage], c->own.leader);
+    ptx_mbarrier_arrive_if(&pipe->state->q_empty[q_stage(count)], c->own.leader);
+}
+
+/* Adds a tile, and computes dS of the next one. As in add_dv, its queries are released early. */
+FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
+                      tile_cursor *at, const tile_range *range)
+{
+    shared_state *state = pipe->state;
+    const int count = at->count, next = dout_stage(count + 1);
+    uint32_t ds[SCORES / 2];
+    issue_dk(pipe, p, c, ds, at);
+    advance(at, range->from, range->to);
+    ptx_mbarrier_wait(&state->dout_full[next], dout_parity(count + 1));
+    ptx_register_fence(c->ds, SCORES);
+    ptx_wgmma_fence();
+    issue_dp(c, next);
+    ptx_wgmma_wait(1);
+    finish_dk(pipe, c, ds, count);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
-    ptx_mbarrier_arrive_if(&state->dout_empty[dout_stage(count + 1)], c->own.leader);
+    ptx_mbarrier_arrive_if(&state->dout_empty[next], c->own.leader);
     make_ds(pipe, &p->a, c, at, range);
+}
+
+/* Adds the last tile. */
+FA_DEVICE void add_last_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
+                           const tile_cursor *at)
+{
+    uint32_t ds[SCORES / 2];
+    issue_dk(pipe, p, c, ds, at);
+    ptx_wgmma_wait(0);
+    finish_dk(pipe, c, ds, at->count);
 }
 
 FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
@@ -178,7 +193,8 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         ptx_register_fence(c.ds, SCORES);
         ptx_mbarrier_arrive_if(&state->dout_empty[0], c.own.leader);
         make_ds(pipe, &p->a, &c, &at, &range);
-        while (at.count < range.tiles) add_dk(pipe, p, &c, &at, &range);
+        while (at.count + 1 < range.tiles) add_dk(pipe, p, &c, &at, &range);
+        add_last_dk(pipe, p, &c, &at);
     }
     /* The dV warpgroup has read the last tile of queries: its weights have arrived. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;

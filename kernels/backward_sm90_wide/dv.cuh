@@ -127,42 +127,54 @@ FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
     issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
 }
 
-/* Adds a tile whose weights have been computed, and computes the weights of the next one. The
- * tile's dout is released before the wait for the next tile's scores, because with few stages loads
- * tend to come late. */
-FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
-                      tile_cursor *at, const tile_range *range)
+/* Shares a tile's weights, which have been computed, and issues the product that adds it. */
+FA_DEVICE void issue_dv(const pipeline *pipe, dv_state *c, int count)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = dout_stage(count);
+    const int stage = dout_stage(count);
     const bool ready = is_ready(state, count);
-
     if (!OPTIONS) pack_weights(c);
     if (!ready) ptx_mbarrier_wait(&state->p_empty, (count & 1) ^ 1);
     share_weights(pipe, c);
-    advance(at, range->from, range->to);
     if (!ready) ptx_mbarrier_wait(&state->dout_full[stage], dout_parity(count));
     ptx_register_fence(c->dv, DV_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dv, c->weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
-    if (count + 1 == range->tiles) {
-        ptx_wgmma_wait(0);
-        ptx_register_fence(c->dv, DV_SUMS);
-        keep_operands(c->weights);
-        ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->own.leader);
-        return;
-    }
-    ptx_mbarrier_wait(&state->q_full[q_stage(count + 1)], q_parity(count + 1));
-    ptx_register_fence(c->scores, SCORES);
-    ptx_wgmma_fence();
-    issue_tile_scores(c, q_stage(count + 1));
-    ptx_wgmma_wait(1);
+}
+
+/* The product is complete: releases the tile's dout. */
+FA_DEVICE void finish_dv(const pipeline *pipe, dv_state *c, int count)
+{
     ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
-    ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->own.leader);
+    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[dout_stage(count)], c->own.leader);
+}
+
+/* Adds a tile, and computes the weights of the next one. The tile's dout is released before the wait
+ * for the next tile's scores, because with few stages loads tend to come late. */
+FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
+                      tile_cursor *at, const tile_range *range)
+{
+    const int count = at->count, next = count + 1;
+    issue_dv(pipe, c, count);
+    advance(at, range->from, range->to);
+    ptx_mbarrier_wait(&pipe->state->q_full[q_stage(next)], q_parity(next));
+    ptx_register_fence(c->scores, SCORES);
+    ptx_wgmma_fence();
+    issue_tile_scores(c, q_stage(next));
+    ptx_wgmma_wait(1);
+    finish_dv(pipe, c, count);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
     weigh(pipe, p, c, at, range);
+}
+
+/* Adds the last tile. */
+FA_DEVICE void add_last_dv(const pipeline *pipe, dv_state *c, int count)
+{
+    issue_dv(pipe, c, count);
+    ptx_wgmma_wait(0);
+    finish_dv(pipe, c, count);
 }
 
 FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
@@ -185,7 +197,8 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         ptx_wgmma_wait(0);
         ptx_register_fence(c.scores, SCORES);
         weigh(pipe, &p->a, &c, &at, &range);
-        while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
+        while (at.count + 1 < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
+        add_last_dv(pipe, &c, at.count);
     }
     /* The gradient is stored through a stage of queries other than the last tile's. The dK
      * warpgroup has read that stage when it has the last weights. */
