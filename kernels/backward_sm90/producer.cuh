@@ -288,7 +288,8 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
 
 #ifdef BACKWARD_SM90_WIDE
 
-/* Executed by the same thread: the first tile of queries, with its rows, and of dout. prepare has ended. */
+/* Executed by the same thread: the first tile of queries, with its rows, which `prepare` writes, and of
+ * dout. */
 FA_DEVICE void load_first_tile(const pipeline *pipe, const fa_attention_params *p,
                                const fa_backward_sm90_params *s, block_work *own)
 {
@@ -298,12 +299,13 @@ FA_DEVICE void load_first_tile(const pipeline *pipe, const fa_attention_params *
     find_work(p, s, own);
     find_seen_rows(p, s, own);
     if (own->tiles == 0 || !loads_early(s, own)) return;
+    issue_first_queries(pipe, s, own, false);
+    issue_first_queries(pipe, s, own, true);
+    ptx_wait_for_grids();
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
     ptx_bulk_load(pipe->buffers + ROWS_AT,
                   (const char *)s->rows + (own->number + first_tile(own).tile) * ROW_BYTES, full,
                   ROW_BYTES);
-    issue_first_queries(pipe, s, own, false);
-    issue_first_queries(pipe, s, own, true);
 #else
     (void)pipe, (void)p, (void)s, (void)own;
 #endif

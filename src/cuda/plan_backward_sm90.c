@@ -849,7 +849,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
      * they let it start. It also reads lengths, through the first-level cache, which may have older copies if
      * prepare overlaps the launch that wrote them. */
     prepare->overlaps = !v->joined && !fa_cuda_has_own_lengths(p);
-    main->overlaps = !is_wide(v) && (!prepare->idle || own.prepares);
+    main->overlaps = !prepare->idle || own.prepares;
     if (!fa_cuda_add_dbias_round(&x, dbias, sums_offset)) return false;
     if (v->joined) return fa_cuda_add_dbias_dsinks(&x, dbias, NULL);
     size_t *const delta_offset = &prepare->backward_sm90.delta_offset;
