@@ -89,6 +89,8 @@ typedef struct fa_cuda_backward_sm90_launch {
             summed;             /* as in fa_backward_sm90_left; units 0: none is left */
         int32_t groups, group_units; /* as in fa_backward_sm90_left_groups */
     } left;
+    bool first_dbias; /* as in fa_backward_sm90_first_dbias */
+    size_t first_dbias_offset;
     /* Of variants that clear sums ahead, as in fa_backward_sm90_params; groups 0: prepare clears all. */
     size_t cleared_offset;
     int32_t groups, groups_ahead, group_blocks, group_tiles, sum_tiles;

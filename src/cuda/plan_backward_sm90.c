@@ -83,6 +83,21 @@ static void set_left(const fa_problem *p, const fa_cuda_backward_sm90_launch *x,
     params->left.ds = at + left_sum_bytes(x->left.groups, x->left.group_units, x->q_tiles);
 }
 
+/* The counters of the first head's tiles. */
+static void set_first_dbias(const fa_problem *p, const fa_cuda_plan_launch *l,
+                            fa_backward_sm90_params *params)
+{
+    const fa_cuda_backward_sm90_launch *x = &l->backward_sm90;
+    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
+    params->first_dbias = (fa_backward_sm90_first_dbias){
+        .applies = x->first_dbias,
+        .item_blocks = fa_cuda_reciprocal(p->heads_kv * tiles),
+        .other_heads = fa_cuda_reciprocal(p->heads_kv - 1)};
+    if (!x->first_dbias) return;
+    params->left.units = (int32_t)(p->batch * tiles);
+    params->left.counters = (int32_t *)(void *)((char *)p->workspace + x->first_dbias_offset);
+}
+
 void fa_cuda_backward_sm90_set_divisors(int64_t tiles, int64_t tasks, int64_t group,
                                         int64_t heads_kv, fa_backward_sm90_params *s)
 {
@@ -123,6 +138,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->slices = x->slices;
     params->head_slices = x->head_slices;
     set_left(p, x, params);
+    set_first_dbias(p, l, params);
     const bool ahead = x->groups > 0 && p->dq.data;
     params->cleared = ahead ? (int32_t *)(void *)(workspace + x->cleared_offset) : NULL;
     params->groups = x->groups;
@@ -401,17 +417,33 @@ static const fa_variant *find_bias_variant(const fa_problem *p, const fa_variant
     return by_rows;
 }
 
+/* Whether the first head's blocks store their shares of dbias, and those of the other heads follow. All elements must be seen. There
+ * is room for the counters where delta would be for a later launch. */
+static bool stores_first_dbias(const fa_problem *p, const fa_cuda_backward_sm90_launch *own)
+{
+    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS),
+                  counters = p->batch * tiles * FA_BACKWARD_SM90_SEMAPHORES;
+    const bool all_seen =
+        !p->causal && p->window_left < 0 && p->window_right < 0 && !fa_cuda_has_own_lengths(p);
+    return own->dbias_mapped == FA_BACKWARD_SM90_DBIAS_ADDED && all_seen && !is_ordered(p) &&
+           p->dbias_shape[0] == p->batch && p->dbias_shape[1] == 1 && p->heads_kv > 1 &&
+           p->heads_q == p->heads_kv && !p->dsinks &&
+           counters <= p->batch * p->heads_q * p->rows_q && counters < INT32_MAX / 2;
+}
+
 /* How many blocks, or clusters of them, the device runs at once. */
 static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
 {
     return (device->multiprocessors + count_blocks(v) - 1) / count_blocks(v);
 }
 
-/* Blocks that leave their dS, units of `blocks`, if the memory of sums in float32 has room for enough of them. A block waits until
- * the unit in whose place it leaves dS has been added up. One block does that, and takes longer the more blocks the unit has. So
- * there is room for the blocks that run at once, and for a sixteenth of them more for each block of a unit. With FA_DETERMINISTIC a
- * quarter of the blocks that run at once is enough: sums of floats have no order, and the kernel that computes dbias alone takes ten
- * times as long (H200, the same problems: 50 ms, 3.8 and 5.1). */
+/* Blocks that leave their dS, in units of `blocks`, if the memory of sums in float32 has room for enough of them. A block waits
+ * until the unit in whose place it leaves dS has been added up. One block does that, and takes longer the more blocks the unit has. So
+ * there is room for the blocks that run at once, and for an eighth of them more for each block of a unit; where heads are in groups,
+ * for half as many. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and units of 4, 4.27 ms, with sums
+ * 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) With FA_DETERMINISTIC, in one group, a quarter of the blocks that run at once
+ * is enough: sums of floats have no order, and the kernel that computes dbias alone takes ten times as long (H200, the same
+ * problems: 50 ms, 3.8 and 5.1). */
 static bool plan_units(const fa_problem *p, const fa_variant *v, int64_t at_once, int64_t tiles,
                        int64_t blocks, int64_t groups, fa_cuda_backward_sm90_launch *own)
 {
@@ -425,7 +457,9 @@ static bool plan_units(const fa_problem *p, const fa_variant *v, int64_t at_once
                            (int64_t)left_counter_bytes(units) -
                            (int64_t)left_sum_bytes(groups, tiles, q_tiles);
     const int64_t fit = memory > 0 ? memory / bytes : 0,
-                  wanted = p->deterministic ? at_once / 4 : at_once * (16 + blocks) / 16;
+                  wanted = groups > 1         ? at_once * (16 + blocks) / 16
+                           : p->deterministic ? at_once / 4
+                                              : at_once * (8 + blocks) / 8;
     int64_t last = (at_once + blocks - 1) / blocks;
     if (units > INT32_MAX / 2 || fit < 2 || fit * blocks < wanted) return false;
     if (groups > 1 && last > tiles) last = tiles; /* those that end sums */
@@ -448,8 +482,10 @@ static int64_t count_group_blocks(int64_t sharing, int64_t heads)
     return blocks;
 }
 
-/* If dbias is to be summed and has the type of q, and all sequences are equally long. If heads share it, in groups of them, or in
- * one if there is no room for the sums that groups pass on. */
+/* If dbias is to be summed and has the type of q, and all sequences are equally long. If heads share it they are in groups, unless
+ * there is no room for the sums that groups pass on, or groups that run at once would wait for each other (H200, head dim 128: n 4k,
+ * 4 items in one order 5.14 ms, in groups 3.98; 16 items in any order 15.8 and 15.1). Where not all heads would fit, float32
+ * additions are faster (n 4k 3.65, in groups 3.74 ms; causal 2.09, 2.22; n 1k 1.10, 1.80, with groups of a quarter of a round). */
 static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                       fa_cuda_backward_sm90_launch *own)
 {
@@ -460,11 +496,14 @@ static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_de
         tasks == 0 || p->rows_q == 0)
         return false;
     const int64_t splits = fa_cuda_count_splits(p, tasks, at_once),
-                  sharing = (by_heads ? p->heads_kv * splits : 1) * (by_items ? p->batch : 1);
-    const int64_t blocks =
-        by_heads ? count_group_blocks(sharing, p->heads_q / (p->heads_kv * splits)) : sharing;
-    return plan_units(p, v, at_once, tiles, blocks, sharing / blocks, own) ||
-           (blocks < sharing && plan_units(p, v, at_once, tiles, sharing, 1, own));
+                  sharing = (by_heads ? p->heads_kv * splits : 1) * (by_items ? p->batch : 1),
+                  blocks = count_group_blocks(sharing, p->heads_q / (p->heads_kv * splits));
+    const bool fits = plan_units(p, v, at_once, tiles, sharing, 1, own),
+               in_groups = by_heads && blocks < sharing && tiles * blocks * 4 >= at_once * 3;
+    if (in_groups && (fits || p->deterministic) &&
+        plan_units(p, v, at_once, tiles, blocks, sharing / blocks, own))
+        return true;
+    return fits;
 }
 
 /* The launch that adds up what the last units have left. */
@@ -789,7 +828,8 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     if (!plan_whole_dq(p, v, &own, why, size)) return false;
 
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
-    if (!fa_cuda_add_dbias_clear(&x, dbias)) return false;
+    own.first_dbias = stores_first_dbias(p, &own);
+    if (!own.first_dbias && !fa_cuda_add_dbias_clear(&x, dbias)) return false;
     fa_cuda_plan_launch *const prepare =
         fa_cuda_plan_add(v->joined ? &fa_variants[FA_VARIANT_backward_sm90_clear]
                                    : find_companion(v, FA_FIRST_backward_prepare_sm90),
@@ -841,6 +881,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     own.left.offset = sums_offset;
     if (dbias == FA_CUDA_DBIAS_SUMMED || dbias == FA_CUDA_DBIAS_LEFT)
         plan->workspace_bytes = sums_offset + fa_cuda_dbias_sum_bytes(p);
+    own.first_dbias_offset = plan->workspace_bytes;
     for (int i = 0; i < plan->count; i++) {
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
