@@ -203,6 +203,8 @@ typedef struct fa_backward_sm90_params {
     int32_t prepares;
     fa_backward_sm90_left_groups left_groups;
     fa_backward_sm90_first_dbias first_dbias;
+    /* Of wide heads: work tiles from the one of a block to the one whose keys it prefetches. */
+    int32_t keys_ahead;
 } fa_backward_sm90_params;
 
 #endif

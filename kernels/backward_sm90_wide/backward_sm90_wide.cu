@@ -62,6 +62,7 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     if (reaches_peer) ptx_cluster_wait(); /* its barriers are initialized as well */
     if (warpgroup == WARPGROUP_LOAD) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
+        if (warp == WARP_TURNS && threadIdx.x % 32 == 0) prefetch_keys(&p.a, &s);
 #if CLEARS_AHEAD
         if (warp == WARP_CLEAR) clear_ahead(&s, (int)blockIdx.x);
 #endif

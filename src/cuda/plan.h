@@ -72,7 +72,7 @@ typedef struct fa_cuda_backward_sm90_launch {
     /* As in fa_backward_sm90_params: */
     int64_t heads_ascending, ascending_together;
     bool counts_pairs;
-    int32_t tiles_ahead;
+    int32_t tiles_ahead, keys_ahead;
     bool first_stored;        /* in any order: first blocks run ahead */
     size_t semaphores_offset; /* where they are in the workspace, in both cases */
     size_t counter_offset;    /* of work tiles that persistent blocks have taken; 0: none */

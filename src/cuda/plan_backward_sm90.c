@@ -153,6 +153,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->ascending_together = x->ascending_together;
     params->counts_pairs = x->counts_pairs;
     params->tiles_ahead = x->tiles_ahead;
+    params->keys_ahead = x->keys_ahead;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
     params->splits = x->splits;
@@ -667,6 +668,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->ascending_together = count_ascending_together(p, main, device);
     own->counts_pairs = own->ordered && counts_pairs(p, prepare->tiles);
     own->tiles_ahead = own->heads_ascending > 0 ? 4 : 8;
+    own->keys_ahead = (int32_t)count_takers(v, device);
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together = own->ordered ? count_heads_together(p, main, device)
