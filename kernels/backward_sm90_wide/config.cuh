@@ -65,6 +65,12 @@
  * would make sums in any order 2% slower. */
 #define TURNS_APART (HEAD_DIM == 192 || ORDERED)
 
+/* Whether the products of the next tile's scores and dP come before those that add a tile, so that weights
+ * and dS are computed while the latter run. With two stages of queries, dV would be stored through one that
+ * dK still reads. At head dim 256 no registers are free for it. */
+#define SCORES_FIRST (DP_FIRST && !OPTIONS)
+#define DP_FIRST (Q_STAGES > 2)
+
 /* The block's number in its cluster, and the other block. */
 #define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
 #define PEER_BLOCK (THIS_BLOCK ^ 1)

@@ -116,60 +116,95 @@ FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p,
 #endif
 }
 
-/* Shares a tile's dS, which has been computed, and issues the product that adds it. ds: its operands. */
-FA_DEVICE void issue_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
-                        uint32_t *ds, const tile_cursor *at)
+/* dS of a tile in 16 bits. */
+typedef struct tile_ds {
+    uint32_t own[SCORES / 2];    /* the operands of a product */
+    uint32_t stored[SCORES / 2]; /* the same: what a product reads is not read beside it */
+} tile_ds;
+
+FA_DEVICE void pack_ds(const pipeline *pipe, const fa_backward_params *p, const dk_state *c,
+                       const tile_cursor *at, tile_ds *ds)
 {
-    uint32_t stored[SCORES / 2]; /* what a product reads is not read beside it */
 #pragma unroll
     for (int i = 0; i < SCORES / 2; i++) {
-        ds[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
-        stored[i] = ptx_keep(ds[i]);
+        ds->own[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
+        ds->stored[i] = ptx_keep(ds->own[i]);
     }
     put_tile_dbias(pipe, p, c, at);
+}
+
+/* Issues the product that adds a tile. */
+FA_DEVICE void issue_dk(dk_state *c, const tile_ds *ds, int count)
+{
     ptx_register_fence(c->dk, DK_SUMS);
     ptx_wgmma_fence();
-    issue_gradient(c->dk, ds, q_tile(c->base, q_stage(at->count)) + ACROSS(Q_BLOCK), HEAD_DIM);
-    share_ds(pipe, c, stored, at->count); /* while the product runs */
+    issue_gradient(c->dk, ds->own, q_tile(c->base, q_stage(count)) + ACROSS(Q_BLOCK), HEAD_DIM);
 }
 
 /* The product is complete: releases the tile's queries. */
-FA_DEVICE void finish_dk(const pipeline *pipe, dk_state *c, uint32_t *ds, int count)
+FA_DEVICE void finish_dk(const pipeline *pipe, dk_state *c, tile_ds *ds, int count)
 {
     ptx_register_fence(c->dk, DK_SUMS);
-    keep_operands(ds);
+    keep_operands(ds->own);
     ptx_mbarrier_arrive_if(&pipe->state->q_empty[q_stage(count)], c->own.leader);
 }
 
-/* Adds a tile, and computes dS of the next one. As in add_dv, its queries are released early. */
+/* Issues the product of dP of tile `count`. */
+FA_DEVICE void issue_next_dp(const pipeline *pipe, dk_state *c, int count)
+{
+    const int stage = dout_stage(count);
+    ptx_mbarrier_wait(&pipe->state->dout_full[stage], dout_parity(count));
+    ptx_register_fence(c->ds, SCORES);
+    ptx_wgmma_fence();
+    issue_dp(c, stage);
+}
+
+/* That product is complete: releases the tile's dout. */
+FA_DEVICE void finish_next_dp(const pipeline *pipe, dk_state *c, int count)
+{
+    ptx_register_fence(c->ds, SCORES);
+    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[dout_stage(count)], c->own.leader);
+}
+
+/* Adds a tile whose dS has been computed, and computes dS of the next one. */
 FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
                       tile_cursor *at, const tile_range *range)
 {
-    shared_state *state = pipe->state;
-    const int count = at->count, next = dout_stage(count + 1);
-    uint32_t ds[SCORES / 2];
-    issue_dk(pipe, p, c, ds, at);
+    const int count = at->count;
+    tile_ds ds;
+    pack_ds(pipe, p, c, at, &ds);
     advance(at, range->from, range->to);
-    ptx_mbarrier_wait(&state->dout_full[next], dout_parity(count + 1));
-    ptx_register_fence(c->ds, SCORES);
-    ptx_wgmma_fence();
-    issue_dp(c, next);
+#if DP_FIRST
+    share_ds(pipe, c, ds.stored, count); /* dout may not have come yet */
+    issue_next_dp(pipe, c, count + 1);
+    issue_dk(c, &ds, count);
     ptx_wgmma_wait(1);
-    finish_dk(pipe, c, ds, count);
-    ptx_wgmma_wait(0);
-    ptx_register_fence(c->ds, SCORES);
-    ptx_mbarrier_arrive_if(&state->dout_empty[next], c->own.leader);
+    finish_next_dp(pipe, c, count + 1);
     make_ds(pipe, &p->a, c, at, range);
+    ptx_wgmma_wait(0);
+    finish_dk(pipe, c, &ds, count);
+#else /* as in add_dv, queries are released early */
+    issue_dk(c, &ds, count);
+    share_ds(pipe, c, ds.stored, count); /* while the product runs */
+    issue_next_dp(pipe, c, count + 1);
+    ptx_wgmma_wait(1);
+    finish_dk(pipe, c, &ds, count);
+    ptx_wgmma_wait(0);
+    finish_next_dp(pipe, c, count + 1);
+    make_ds(pipe, &p->a, c, at, range);
+#endif
 }
 
 /* Adds the last tile. */
 FA_DEVICE void add_last_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
                            const tile_cursor *at)
 {
-    uint32_t ds[SCORES / 2];
-    issue_dk(pipe, p, c, ds, at);
+    tile_ds ds;
+    pack_ds(pipe, p, c, at, &ds);
+    issue_dk(c, &ds, at->count);
+    share_ds(pipe, c, ds.stored, at->count);
     ptx_wgmma_wait(0);
-    finish_dk(pipe, c, ds, at->count);
+    finish_dk(pipe, c, &ds, at->count);
 }
 
 FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
