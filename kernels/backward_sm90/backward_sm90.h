@@ -125,15 +125,6 @@ typedef struct fa_backward_sm90_left_groups {
     int32_t count, units; /* of those that share elements, 1: nothing is passed on; of each group */
 } fa_backward_sm90_left_groups;
 
-/* Where heads share dbias, which is added to in float32, and each query sees each key: the blocks of
- * an item's first head store their shares, and run ahead of the item's other heads. So nobody clears
- * dbias. left.counters then has, for each item and key tile, how many tiles each store warp of the
- * first head has stored; left.units is the number of these pairs. */
-typedef struct fa_backward_sm90_first_dbias {
-    int32_t applies;
-    fa_reciprocal item_blocks, other_heads; /* by the blocks of an item, by its heads but one */
-} fa_backward_sm90_first_dbias;
-
 /* The second parameter of all of these kernels. */
 typedef struct fa_backward_sm90_params {
     fa_sm90_map q, k, v, dout; /* boxes of 64 rows of q and dout, of 128 of k and v */
@@ -202,9 +193,6 @@ typedef struct fa_backward_sm90_params {
     /* Of a CHAINED variant: its blocks do what `prepare` does. */
     int32_t prepares;
     fa_backward_sm90_left_groups left_groups;
-    fa_backward_sm90_first_dbias first_dbias;
-    /* Of wide heads: work tiles from the one of a block to the one whose keys it prefetches. */
-    int32_t keys_ahead;
 } fa_backward_sm90_params;
 
 #endif

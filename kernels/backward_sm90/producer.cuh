@@ -288,8 +288,7 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
 
 #ifdef BACKWARD_SM90_WIDE
 
-/* Executed by the same thread: the first tile of queries, with its rows, which `prepare` writes, and of
- * dout. */
+/* Executed by the same thread: the first tile of queries, with its rows, and of dout. prepare has ended. */
 FA_DEVICE void load_first_tile(const pipeline *pipe, const fa_attention_params *p,
                                const fa_backward_sm90_params *s, block_work *own)
 {
@@ -299,13 +298,12 @@ FA_DEVICE void load_first_tile(const pipeline *pipe, const fa_attention_params *
     find_work(p, s, own);
     find_seen_rows(p, s, own);
     if (own->tiles == 0 || !loads_early(s, own)) return;
-    issue_first_queries(pipe, s, own, false);
-    issue_first_queries(pipe, s, own, true);
-    ptx_wait_for_grids();
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
     ptx_bulk_load(pipe->buffers + ROWS_AT,
                   (const char *)s->rows + (own->number + first_tile(own).tile) * ROW_BYTES, full,
                   ROW_BYTES);
+    issue_first_queries(pipe, s, own, false);
+    issue_first_queries(pipe, s, own, true);
 #else
     (void)pipe, (void)p, (void)s, (void)own;
 #endif
@@ -593,15 +591,15 @@ FA_DEVICE void store_dbias(const pipeline *pipe, const fa_backward_sm90_params *
 
 #if BIAS_TILE
 
-/* The same for dS in 32 bits, from the buffer of dQ. first: it is a first share, which is stored. */
+/* The same for dS in 32 bits, from the buffer of dQ. */
 FA_DEVICE void put_float_dbias(const pipeline *pipe, const fa_backward_sm90_params *s,
-                               const tile_cursor *at, int consumer, bool first)
+                               const tile_cursor *at, int consumer)
 {
     const score_box box = find_box(work_of(pipe), &s->dbias_step, at, consumer);
     const char *from = pipe->buffers + DQ_AT + consumer * DQ_PART;
 #pragma unroll 1
     for (int n = 0; n < OWN_KEYS / 32; n++, from += QUERIES * 128)
-        if (pipe->dbias_mapped == FA_BACKWARD_SM90_DBIAS_ADDED && !first)
+        if (pipe->dbias_mapped == FA_BACKWARD_SM90_DBIAS_ADDED)
             ptx_tma_add_4d(&s->dbias, from, box.key + 32 * n, box.query, box.head, box.batch);
         else ptx_tma_store_4d(&s->dbias, from, box.key + 32 * n, box.query, box.head, box.batch);
 }
@@ -765,25 +763,6 @@ FA_DEVICE void skip_dq(const pipeline *pipe, const fa_backward_sm90_params *s, i
 
 #if BIAS_TILE
 
-/* The same as begin_first_shares for dbias, of which the first head stores its shares. */
-FA_DEVICE int begin_first_dbias(const pipeline *pipe, const fa_backward_sm90_params *s)
-{
-    if (!s->first_dbias.applies) return NEED_NOT_KNOW;
-    return work_of(pipe)->sequence.head == 0 ? STORES_FIRST : 0;
-}
-
-FA_DEVICE int32_t *dbias_progress_at(const pipeline *pipe, const fa_attention_params *p,
-                                     const fa_backward_sm90_params *s, int consumer)
-{
-    const block_work *w = work_of(pipe);
-    return s->left.counters +
-           (w->sequence.batch * p->tiles + w->key_tile) * CONSUMERS + consumer;
-}
-
-/* Groups of copies that follow those of dbias of a tile and come before the end of the next tile: dbias of
- * that one, dQ of this one, and an empty group. */
-#define DBIAS_COPIES 3
-
 /* A consumer's store warp if dS in 32 bits and dQ alternate: dS of a tile, then dQ of the previous
  * tile. */
 FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params *p,
@@ -792,15 +771,10 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
     shared_state *state = pipe->state;
     const block_work *w = work_of(pipe);
     tile_cursor at = first_tile(w), before = at;
-    int known = begin_first_shares(pipe, p, s), known_dbias = begin_first_dbias(pipe, s);
+    int known = begin_first_shares(pipe, p, s);
     while (at.count < w->tiles) {
         ptx_mbarrier_wait(dq_full(state, consumer, 0), 0);
-        if (known_dbias != STORES_FIRST && known_dbias <= at.count) {
-            known_dbias =
-                ptx_progress_wait(dbias_progress_at(pipe, &p->a, s, consumer), at.count + 1);
-            ptx_fence_proxy_async_global();
-        }
-        put_float_dbias(pipe, s, &at, consumer, known_dbias == STORES_FIRST);
+        put_float_dbias(pipe, s, &at, consumer);
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(dq_empty(state, consumer, 0));
@@ -809,19 +783,11 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
             ptx_mbarrier_wait(dq_full(state, consumer, 1), 1);
             ptx_mbarrier_arrive(dq_empty(state, consumer, 1));
         }
-        if (known_dbias == STORES_FIRST && at.count > 0) { /* counts the tile before */
-            ptx_bulk_wait(DBIAS_COPIES);
-            ptx_progress_add(dbias_progress_at(pipe, &p->a, s, consumer), DBIAS_COPIES);
-        }
         before = at;
         advance(&at, w->from, w->to);
     }
     store_tile_dq(pipe, p, s, consumer, &before, &at, 0, &known);
     end_first_shares(pipe, s, consumer, known);
-    if (known_dbias == STORES_FIRST) {
-        ptx_bulk_wait(0);
-        ptx_progress_add(dbias_progress_at(pipe, &p->a, s, consumer), 0);
-    }
     ptx_bulk_wait_read(0);
 }
 

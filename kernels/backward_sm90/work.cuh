@@ -208,23 +208,6 @@ FA_DEVICE int64_t find_task_ahead(const fa_attention_params *p, const fa_backwar
 
 #endif
 
-/* A block's task if the blocks of each item's first head run ahead of those of its other heads: they
- * come in front of the other heads of the item before. */
-FA_DEVICE int64_t find_task_behind_first_head(const fa_attention_params *p,
-                                              const fa_backward_sm90_params *s, int64_t block)
-{
-    const int64_t heads = p->heads_kv, tiles = p->tiles;
-    if (block < tiles) return block; /* of the first item */
-    const int64_t item = fa_divide_by(block - tiles, s->first_dbias.item_blocks);
-    int64_t rest = block - tiles - item * heads * tiles;
-    if ((item + 1) * heads < s->divisors.heads) { /* there is a next item */
-        if (rest < tiles) return (item + 1) * heads * tiles + rest;
-        rest -= tiles;
-    }
-    const int64_t tile = fa_divide_by(rest, s->first_dbias.other_heads);
-    return (item * heads + 1 + rest - tile * (heads - 1)) * tiles + tile;
-}
-
 /* A block's task. Tasks count through the tiles of a head, then through those of the next head.
  * Blocks count through the first tiles of `together` heads, then their second tiles, so that
  * neighbouring blocks do not wait for each other's sums. In both orders a tile comes after all
@@ -232,7 +215,6 @@ FA_DEVICE int64_t find_task_behind_first_head(const fa_attention_params *p,
 FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
                             int64_t block)
 {
-    if (BIAS_TILE && s->first_dbias.applies) return find_task_behind_first_head(p, s, block);
     if (BIAS_TILE && s->items_together > 1) { /* those that share a bias */
         const int64_t own = fa_divide_by(block, s->by_items);
         return own + (block - own * s->items_together) * s->item_tasks;

@@ -29,7 +29,6 @@
 #include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/work.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 
 enum { WARPGROUP_LOAD, WARPGROUP_DV, WARPGROUP_DK, WARPGROUP_DQ };
@@ -55,14 +54,11 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
                        begin_block(&pipe, &p.a, &s, blockIdx.x / CLUSTER);
     ptx_cluster_arrive_relaxed();
     __syncthreads();
-    ptx_wait_for_grids();
-    ptx_let_next_grid_start();
     const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), warpgroup = warp / WARPS;
     const bool reaches_peer = warp == WARP_SEND_DS || warpgroup == WARPGROUP_DQ;
     if (reaches_peer) ptx_cluster_wait(); /* its barriers are initialized as well */
     if (warpgroup == WARPGROUP_LOAD) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
-        if (warp == WARP_TURNS && threadIdx.x % 32 == 0) prefetch_keys(&p.a, &s);
 #if CLEARS_AHEAD
         if (warp == WARP_CLEAR) clear_ahead(&s, (int)blockIdx.x);
 #endif

@@ -116,95 +116,44 @@ FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p,
 #endif
 }
 
-/* dS of a tile in 16 bits. */
-typedef struct tile_ds {
-    uint32_t own[SCORES / 2];    /* the operands of a product */
-    uint32_t stored[SCORES / 2]; /* the same: what a product reads is not read beside it */
-} tile_ds;
-
-FA_DEVICE void pack_ds(const pipeline *pipe, const fa_backward_params *p, const dk_state *c,
-                       const tile_cursor *at, tile_ds *ds)
+/* Adds a tile whose dS has been computed, and computes dS of the next one. As in add_dv, its
+ * queries are released early, and after the last tile, if it is not apart, there is one more product,
+ * which is not used. */
+FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
+                      tile_cursor *at, const tile_range *range, bool more)
 {
+    shared_state *state = pipe->state;
+    const int count = at->count, stage = q_stage(count);
+    const int ready = more ? count + 1 : count; /* the tile that is waited for */
+    uint32_t ds[SCORES / 2];
+    uint32_t stored[SCORES / 2]; /* what a product reads is not read beside it */
+
 #pragma unroll
     for (int i = 0; i < SCORES / 2; i++) {
-        ds->own[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
-        ds->stored[i] = ptx_keep(ds->own[i]);
+        ds[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
+        stored[i] = ptx_keep(ds[i]);
     }
     put_tile_dbias(pipe, p, c, at);
-}
-
-/* Issues the product that adds a tile. */
-FA_DEVICE void issue_dk(dk_state *c, const tile_ds *ds, int count)
-{
-    ptx_register_fence(c->dk, DK_SUMS);
-    ptx_wgmma_fence();
-    issue_gradient(c->dk, ds->own, q_tile(c->base, q_stage(count)) + ACROSS(Q_BLOCK), HEAD_DIM);
-}
-
-/* The product is complete: releases the tile's queries. */
-FA_DEVICE void finish_dk(const pipeline *pipe, dk_state *c, tile_ds *ds, int count)
-{
-    ptx_register_fence(c->dk, DK_SUMS);
-    keep_operands(ds->own);
-    ptx_mbarrier_arrive_if(&pipe->state->q_empty[q_stage(count)], c->own.leader);
-}
-
-/* Issues the product of dP of tile `count`. */
-FA_DEVICE void issue_next_dp(const pipeline *pipe, dk_state *c, int count)
-{
-    const int stage = dout_stage(count);
-    ptx_mbarrier_wait(&pipe->state->dout_full[stage], dout_parity(count));
-    ptx_register_fence(c->ds, SCORES);
-    ptx_wgmma_fence();
-    issue_dp(c, stage);
-}
-
-/* That product is complete: releases the tile's dout. */
-FA_DEVICE void finish_next_dp(const pipeline *pipe, dk_state *c, int count)
-{
-    ptx_register_fence(c->ds, SCORES);
-    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[dout_stage(count)], c->own.leader);
-}
-
-/* Adds a tile whose dS has been computed, and computes dS of the next one. */
-FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
-                      tile_cursor *at, const tile_range *range)
-{
-    const int count = at->count;
-    tile_ds ds;
-    pack_ds(pipe, p, c, at, &ds);
     advance(at, range->from, range->to);
-#if DP_FIRST
-    share_ds(pipe, c, ds.stored, count); /* dout may not have come yet */
-    issue_next_dp(pipe, c, count + 1);
-    issue_dk(c, &ds, count);
-    ptx_wgmma_wait(1);
-    finish_next_dp(pipe, c, count + 1);
-    make_ds(pipe, &p->a, c, at, range);
+    ptx_register_fence(c->dk, DK_SUMS);
+    ptx_wgmma_fence();
+    issue_gradient(c->dk, ds, q_tile(c->base, stage) + ACROSS(Q_BLOCK), HEAD_DIM);
+    share_ds(pipe, c, stored, count); /* while the product runs */
+    if (more || !LAST_APART) {
+        ptx_mbarrier_wait(&state->dout_full[dout_stage(ready)], dout_parity(ready));
+        ptx_register_fence(c->ds, SCORES);
+        ptx_wgmma_fence();
+        issue_dp(c, dout_stage(count + 1));
+        ptx_wgmma_wait(1);
+    } else ptx_wgmma_wait(0);
+    ptx_register_fence(c->dk, DK_SUMS);
+    keep_operands(ds);
+    ptx_mbarrier_arrive_if(&state->q_empty[stage], c->own.leader);
+    if (LAST_APART && !more) return;
     ptx_wgmma_wait(0);
-    finish_dk(pipe, c, &ds, count);
-#else /* as in add_dv, queries are released early */
-    issue_dk(c, &ds, count);
-    share_ds(pipe, c, ds.stored, count); /* while the product runs */
-    issue_next_dp(pipe, c, count + 1);
-    ptx_wgmma_wait(1);
-    finish_dk(pipe, c, &ds, count);
-    ptx_wgmma_wait(0);
-    finish_next_dp(pipe, c, count + 1);
-    make_ds(pipe, &p->a, c, at, range);
-#endif
-}
-
-/* Adds the last tile. */
-FA_DEVICE void add_last_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
-                           const tile_cursor *at)
-{
-    tile_ds ds;
-    pack_ds(pipe, p, c, at, &ds);
-    issue_dk(c, &ds, at->count);
-    share_ds(pipe, c, ds.stored, at->count);
-    ptx_wgmma_wait(0);
-    finish_dk(pipe, c, &ds, at->count);
+    ptx_register_fence(c->ds, SCORES);
+    ptx_mbarrier_arrive_if(&state->dout_empty[dout_stage(ready)], c->own.leader && more);
+    if (more) make_ds(pipe, &p->a, c, at, range);
 }
 
 FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
@@ -228,8 +177,9 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         ptx_register_fence(c.ds, SCORES);
         ptx_mbarrier_arrive_if(&state->dout_empty[0], c.own.leader);
         make_ds(pipe, &p->a, &c, &at, &range);
-        while (at.count + 1 < range.tiles) add_dk(pipe, p, &c, &at, &range);
-        add_last_dk(pipe, p, &c, &at);
+        while (at.count + LAST_APART < range.tiles)
+            add_dk(pipe, p, &c, &at, &range, LAST_APART || at.count + 1 < range.tiles);
+        if (LAST_APART) add_dk(pipe, p, &c, &at, &range, false);
     }
     /* The dV warpgroup has read the last tile of queries: its weights have arrived. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;

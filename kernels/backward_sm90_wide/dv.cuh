@@ -63,53 +63,29 @@ FA_DEVICE void mark_dropped(const fa_attention_params *p, const tile_options *o,
 
 #endif
 
-/* Replaces scores of 16 queries by weights, P = exp(S - lse). rows: of the tile. */
-FA_DEVICE void weigh_rows(dv_state *c, uint32_t rows, int n)
-{
-    float lse[4];
-    load_four_rows(lse, rows + 64 * (uint32_t)n);
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        float *x = c->scores + 8 * n + e;
-        *x = ptx_ex2(fmaf(*x, c->scale, -lse[e / 4 * 2 + e % 2]));
-    }
-}
-
-/* The product that adds a tile is complete: releases its dout. */
-FA_DEVICE void finish_dv(const pipeline *pipe, dv_state *c, int count)
-{
-    ptx_register_fence(c->dv, DV_SUMS);
-    keep_operands(c->weights);
-    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[dout_stage(count)], c->own.leader);
-}
-
-/* Replaces scores of a tile, which are complete, by weights. added: the tile whose product runs
- * meanwhile; -1: none. */
+/* Replaces scores of a tile, which are complete, by weights, P = exp(S - lse). */
 FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
-                     const tile_cursor *at, const tile_range *range, int added)
+                     const tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
     const uint32_t rows = c->own.rows + (uint32_t)(q_stage(at->count) * ROW_BYTES);
 #if OPTIONS
     const tile_options options = find_tile_options(p, &state->works[0], at, THIS_BLOCK, true);
-    (void)added;
     weigh_with_options(p, state, &state->works[0], &options, NULL, c->scores, c->weights, c->scale,
                        rows, true);
     mark_dropped(p, &options, c->scores);
 #else
-    /* Some exponentials remain for after the product, so that dout is released early. */
-    const int last = added >= 0 ? QUERIES / 16 - 1 : 0;
-    /* Always true. If the assembler could see that, it would move this after the wait. */
-    if (p->d_v > 0)
+    (void)p;
 #pragma unroll
-        for (int n = 0; n < last; n++) weigh_rows(c, rows, n);
-    if (added >= 0) {
-        ptx_register_fence(c->scores, SCORES);
-        ptx_wgmma_wait(0);
-        finish_dv(pipe, c, added);
+    for (int n = 0; n < QUERIES / 16; n++) {
+        float lse[4];
+        load_four_rows(lse, rows + 64 * (uint32_t)n);
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            float *x = c->scores + 8 * n + e;
+            *x = ptx_ex2(fmaf(*x, c->scale, -lse[e / 4 * 2 + e % 2]));
+        }
     }
-#pragma unroll
-    for (int n = last; n < QUERIES / 16; n++) weigh_rows(c, rows, n);
     if (is_masked(range, at->tile)) mask_weights(&state->works[0], c->scores, at->tile);
 #endif
     __syncwarp(); /* all lanes have read the log-sum-exp */
@@ -151,60 +127,40 @@ FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
     issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
 }
 
-/* Issues the product of tile `count`'s scores. */
-FA_DEVICE void issue_next_scores(const pipeline *pipe, dv_state *c, int count)
-{
-    ptx_mbarrier_wait(&pipe->state->q_full[q_stage(count)], q_parity(count));
-    ptx_register_fence(c->scores, SCORES);
-    ptx_wgmma_fence();
-    issue_tile_scores(c, q_stage(count));
-}
-
-/* Shares a tile's weights, which have been computed, and issues the product that adds it. scores: that
- * of the next tile's scores is issued before it, because dout, with few stages, tends to come late. */
-FA_DEVICE void issue_dv(const pipeline *pipe, dv_state *c, int count, bool scores)
+/* Adds a tile whose weights have been computed, and computes the weights of the next one. The
+ * tile's dout is released before the wait for the next tile's scores, because with few stages loads
+ * tend to come late. After the last tile, if it is not apart, these scores are a product that is not
+ * used. more: there is a next tile. */
+FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
+                      tile_cursor *at, const tile_range *range, bool more)
 {
     shared_state *state = pipe->state;
-    const int stage = dout_stage(count);
+    const int count = at->count, stage = dout_stage(count);
+    const int next = more ? count + 1 : count; /* the tile that is waited for */
     const bool ready = is_ready(state, count);
+
     if (!OPTIONS) pack_weights(c);
     if (!ready) ptx_mbarrier_wait(&state->p_empty, (count & 1) ^ 1);
     share_weights(pipe, c);
-    if (scores) issue_next_scores(pipe, c, count + 1);
+    advance(at, range->from, range->to);
     if (!ready) ptx_mbarrier_wait(&state->dout_full[stage], dout_parity(count));
     ptx_register_fence(c->dv, DV_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dv, c->weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
-}
-
-/* Adds a tile, and computes the weights of the next one. The tile's dout is released early, because
- * with few stages loads tend to come late. */
-FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
-                      tile_cursor *at, const tile_range *range)
-{
-    const int count = at->count;
-    issue_dv(pipe, c, count, SCORES_FIRST);
-    advance(at, range->from, range->to);
-#if SCORES_FIRST
-    ptx_wgmma_wait(1);
-    ptx_register_fence(c->scores, SCORES);
-    weigh(pipe, p, c, at, range, count);
-#else
-    issue_next_scores(pipe, c, count + 1);
-    ptx_wgmma_wait(1);
-    finish_dv(pipe, c, count);
+    if (more || !LAST_APART) {
+        ptx_mbarrier_wait(&state->q_full[q_stage(next)], q_parity(next));
+        ptx_register_fence(c->scores, SCORES);
+        ptx_wgmma_fence();
+        issue_tile_scores(c, q_stage(count + 1));
+        ptx_wgmma_wait(1);
+    } else ptx_wgmma_wait(0);
+    ptx_register_fence(c->dv, DV_SUMS);
+    keep_operands(c->weights);
+    ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->own.leader);
+    if (LAST_APART && !more) return;
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
-    weigh(pipe, p, c, at, range, -1);
-#endif
-}
-
-/* Adds the last tile. */
-FA_DEVICE void add_last_dv(const pipeline *pipe, dv_state *c, int count)
-{
-    issue_dv(pipe, c, count, false);
-    ptx_wgmma_wait(0);
-    finish_dv(pipe, c, count);
+    if (more) weigh(pipe, p, c, at, range);
 }
 
 FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
@@ -226,12 +182,14 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         issue_tile_scores(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.scores, SCORES);
-        weigh(pipe, &p->a, &c, &at, &range, -1);
-        while (at.count + 1 < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
-        add_last_dv(pipe, &c, at.count);
+        weigh(pipe, &p->a, &c, &at, &range);
+        while (at.count + LAST_APART < range.tiles)
+            add_dv(pipe, &p->a, &c, &at, &range, LAST_APART || at.count + 1 < range.tiles);
+        if (LAST_APART) add_dv(pipe, &p->a, &c, &at, &range, false);
     }
     /* The gradient is stored through a stage of queries other than the last tile's. The dK
-     * warpgroup has read that stage when it has the last weights. */
+     * warpgroup has read that stage when it has the last weights. The stage of the last dout is
+     * still being read, by the product that is not used. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
     if (w->key_sums) {

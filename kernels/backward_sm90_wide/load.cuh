@@ -71,23 +71,6 @@ FA_DEVICE void finish_peer_keys(const pipeline *pipe, const fa_attention_params 
     clear_rows(keys, BLOCK_KEYS, PEER_BLOCKS, &kept);
 }
 
-/* Prefetches the keys and values of a work tile that begins about when this one ends: from memory they
- * would come later than the first queries. Executed by one thread. */
-FA_DEVICE void prefetch_keys(const fa_attention_params *p, const fa_backward_sm90_params *s)
-{
-    const int64_t number = blockIdx.x / CLUSTER + s->keys_ahead;
-    block_work w;
-    if (!is_uniform(s) || number >= p->tasks || !find_keys(p, s, number, &w)) return;
-    const fa_tile *t = &w.sequence;
-    const int row = (int)w.keys.first + FIRST_KEY, head = (int)t->head_kv, block = (int)t->block_k;
-    const tile_source k = source_of(&s->k, &s->k_step, head, block, BLOCKS),
-                      v = source_of(&s->v, &s->v_step, head, block, VALUE_BLOCKS);
-#pragma unroll
-    for (int i = 0; i < BLOCKS; i++) ptx_tma_prefetch_4d(k.map, 64 * i, row, k.head, k.block);
-#pragma unroll
-    for (int i = 0; i < VALUE_BLOCKS; i++) ptx_tma_prefetch_4d(v.map, 64 * i, row, v.head, v.block);
-}
-
 FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_params *p,
                                      const fa_backward_sm90_params *s)
 {

@@ -72,7 +72,7 @@ typedef struct fa_cuda_backward_sm90_launch {
     /* As in fa_backward_sm90_params: */
     int64_t heads_ascending, ascending_together;
     bool counts_pairs;
-    int32_t tiles_ahead, keys_ahead;
+    int32_t tiles_ahead;
     bool first_stored;        /* in any order: first blocks run ahead */
     size_t semaphores_offset; /* where they are in the workspace, in both cases */
     size_t counter_offset;    /* of work tiles that persistent blocks have taken; 0: none */
@@ -89,8 +89,6 @@ typedef struct fa_cuda_backward_sm90_launch {
             summed;             /* as in fa_backward_sm90_left; units 0: none is left */
         int32_t groups, group_units; /* as in fa_backward_sm90_left_groups */
     } left;
-    bool first_dbias; /* as in fa_backward_sm90_first_dbias */
-    size_t first_dbias_offset;
     /* Of variants that clear sums ahead, as in fa_backward_sm90_params; groups 0: prepare clears all. */
     size_t cleared_offset;
     int32_t groups, groups_ahead, group_blocks, group_tiles, sum_tiles;

@@ -83,21 +83,6 @@ static void set_left(const fa_problem *p, const fa_cuda_backward_sm90_launch *x,
     params->left.ds = at + left_sum_bytes(x->left.groups, x->left.group_units, x->q_tiles);
 }
 
-/* The counters of the first head's tiles. */
-static void set_first_dbias(const fa_problem *p, const fa_cuda_plan_launch *l,
-                            fa_backward_sm90_params *params)
-{
-    const fa_cuda_backward_sm90_launch *x = &l->backward_sm90;
-    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
-    params->first_dbias = (fa_backward_sm90_first_dbias){
-        .applies = x->first_dbias,
-        .item_blocks = fa_cuda_reciprocal(p->heads_kv * tiles),
-        .other_heads = fa_cuda_reciprocal(p->heads_kv - 1)};
-    if (!x->first_dbias) return;
-    params->left.units = (int32_t)(p->batch * tiles);
-    params->left.counters = (int32_t *)(void *)((char *)p->workspace + x->first_dbias_offset);
-}
-
 void fa_cuda_backward_sm90_set_divisors(int64_t tiles, int64_t tasks, int64_t group,
                                         int64_t heads_kv, fa_backward_sm90_params *s)
 {
@@ -138,7 +123,6 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->slices = x->slices;
     params->head_slices = x->head_slices;
     set_left(p, x, params);
-    set_first_dbias(p, l, params);
     const bool ahead = x->groups > 0 && p->dq.data;
     params->cleared = ahead ? (int32_t *)(void *)(workspace + x->cleared_offset) : NULL;
     params->groups = x->groups;
@@ -153,7 +137,6 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->ascending_together = x->ascending_together;
     params->counts_pairs = x->counts_pairs;
     params->tiles_ahead = x->tiles_ahead;
-    params->keys_ahead = x->keys_ahead;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
     params->splits = x->splits;
@@ -418,20 +401,6 @@ static const fa_variant *find_bias_variant(const fa_problem *p, const fa_variant
     return by_rows;
 }
 
-/* Whether the first head's blocks store their shares of dbias, and those of the other heads follow. All elements must be seen. There
- * is room for the counters where delta would be for a later launch. */
-static bool stores_first_dbias(const fa_problem *p, const fa_cuda_backward_sm90_launch *own)
-{
-    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS),
-                  counters = p->batch * tiles * FA_BACKWARD_SM90_SEMAPHORES;
-    const bool all_seen =
-        !p->causal && p->window_left < 0 && p->window_right < 0 && !fa_cuda_has_own_lengths(p);
-    return own->dbias_mapped == FA_BACKWARD_SM90_DBIAS_ADDED && all_seen && !is_ordered(p) &&
-           p->dbias_shape[0] == p->batch && p->dbias_shape[1] == 1 && p->heads_kv > 1 &&
-           p->heads_q == p->heads_kv && !p->dsinks &&
-           counters <= p->batch * p->heads_q * p->rows_q && counters < INT32_MAX / 2;
-}
-
 /* How many blocks, or clusters of them, the device runs at once. */
 static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
 {
@@ -668,7 +637,6 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->ascending_together = count_ascending_together(p, main, device);
     own->counts_pairs = own->ordered && counts_pairs(p, prepare->tiles);
     own->tiles_ahead = own->heads_ascending > 0 ? 4 : 8;
-    own->keys_ahead = (int32_t)count_takers(v, device);
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together = own->ordered ? count_heads_together(p, main, device)
@@ -830,8 +798,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     if (!plan_whole_dq(p, v, &own, why, size)) return false;
 
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
-    own.first_dbias = stores_first_dbias(p, &own);
-    if (!own.first_dbias && !fa_cuda_add_dbias_clear(&x, dbias)) return false;
+    if (!fa_cuda_add_dbias_clear(&x, dbias)) return false;
     fa_cuda_plan_launch *const prepare =
         fa_cuda_plan_add(v->joined ? &fa_variants[FA_VARIANT_backward_sm90_clear]
                                    : find_companion(v, FA_FIRST_backward_prepare_sm90),
@@ -883,7 +850,6 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     own.left.offset = sums_offset;
     if (dbias == FA_CUDA_DBIAS_SUMMED || dbias == FA_CUDA_DBIAS_LEFT)
         plan->workspace_bytes = sums_offset + fa_cuda_dbias_sum_bytes(p);
-    own.first_dbias_offset = plan->workspace_bytes;
     for (int i = 0; i < plan->count; i++) {
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
@@ -892,7 +858,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
      * they let it start. It also reads lengths, through the first-level cache, which may have older copies if
      * prepare overlaps the launch that wrote them. */
     prepare->overlaps = !v->joined && !fa_cuda_has_own_lengths(p);
-    main->overlaps = !prepare->idle || own.prepares;
+    main->overlaps = !is_wide(v) && (!prepare->idle || own.prepares);
     if (!fa_cuda_add_dbias_round(&x, dbias, sums_offset)) return false;
     if (v->joined) return fa_cuda_add_dbias_dsinks(&x, dbias, NULL);
     size_t *const delta_offset = &prepare->backward_sm90.delta_offset;

@@ -23,7 +23,7 @@ typedef struct order_place {
 typedef order_place order_function(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                    int64_t block);
 
-/* Of variants for sums in any order, with a bias, for sums in one order, and of those with joined launches. */
-order_function order_of_any, order_of_bias, order_of_ordered, order_of_joined;
+/* Of variants for sums in any order, for sums in one order, and of those with joined launches. */
+order_function order_of_any, order_of_ordered, order_of_joined;
 
 #endif

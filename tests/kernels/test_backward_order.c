@@ -7,7 +7,6 @@
 
 #include "backward_order.h"
 #include "check.h"
-#include "cuda/plan_backward.h"
 #include "cuda/plan_backward_sm90.h"
 
 enum { MOST_HEADS = 70, MOST_TILES = 9, MOST_SLICES = 3 };
@@ -76,32 +75,6 @@ static void check_case(order_case *c, const char *what)
           (int)c->s.ascending_together);
 }
 
-/* An item's first head stores what its other heads add to, and so comes before them. */
-static bool first_head_leads(const order_case *c)
-{
-    for (int head = 0; head < c->heads; head++)
-        for (int tile = 0; tile < c->tiles; tile++) {
-            const int first = head / (int)c->p.heads_kv * (int)c->p.heads_kv;
-            if (done_by[ORDER_MULTIPLIES][first * c->tiles + tile] >
-                done_by[ORDER_MULTIPLIES][head * c->tiles + tile])
-                return false;
-        }
-    return true;
-}
-
-static void check_first_head(order_case *c, int items)
-{
-    const int heads = c->heads / items;
-    c->p.heads_kv = heads;
-    c->s.first_dbias =
-        (fa_backward_sm90_first_dbias){.applies = 1,
-                                       .item_blocks = fa_cuda_reciprocal(heads * c->tiles),
-                                       .other_heads = fa_cuda_reciprocal(heads - 1)};
-    check_case(c, "first heads ahead");
-    CHECK(first_head_leads(c), "%d items, %d heads, %d key tiles: the first head comes later", items,
-          heads, c->tiles);
-}
-
 static order_case make_case(order_function *of, int heads, int tiles)
 {
     order_case c = {.of = of, .heads = heads, .tiles = tiles};
@@ -122,10 +95,6 @@ int main(void)
                 check_case(&c, "any order");
                 c.s.first_ahead = 1;
                 check_case(&c, "first blocks ahead");
-
-                c = make_case(order_of_bias, heads, tiles);
-                c.s.heads_together = 1;
-                if (heads % together == 0 && heads > together) check_first_head(&c, together);
 
                 c = make_case(order_of_ordered, heads, tiles);
                 c.s.heads_together = together;

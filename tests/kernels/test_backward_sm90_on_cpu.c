@@ -16,7 +16,7 @@
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and
  * "bias", "left" (the same on a device with one multiprocessor), "unseen" (the same with keys that
- * no query sees), "heads" (like "left", with many heads), "many" (like "bias"), "persistent" or "joined" for such problems,
+ * no query sees), "heads" (like "left", with many heads), "persistent" or "joined" for such problems,
  * "empty" for persistent blocks with lengths, some of them 0, "cleared" for those with sums that
  * blocks clear for later ones. Then the runs of each variant are printed.
  */
@@ -66,9 +66,6 @@ static const int64_t with_unseen_keys[] = {17987};
 
 /* The same with many heads that share dbias: units pass sums on, in six groups and in three. */
 static const int64_t with_many_heads[] = {1395, 2515};
-
-/* The same if shares are added in float32: the first head stores its own; one item, and eight. */
-static const int64_t with_first_dbias[] = {535, 6467};
 
 /* Persistent blocks where an item of the batch has no keys: it must count no share of dQ. */
 static const int64_t with_empty_items[] = {2271};
@@ -146,7 +143,6 @@ static int runs[FA_VARIANTS];
 static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
 static int rooms_waited_for; /* runs whose blocks wait for room to leave dS */
 static int sums_passed_on;   /* runs whose units pass sums of dbias on */
-static int first_dbias_stored; /* runs whose first heads store their shares of dbias */
 static int64_t least_dim;
 static bool about_bias;    /* problems are of that class */
 static bool about_lengths; /* the same */
@@ -222,8 +218,7 @@ static bool adds_to_first_shares(const fa_cuda_plan_launch *l)
 
 static bool waits_for_first_shares(const fa_cuda_plan_launch *l)
 {
-    return (adds_to_first_shares(l) && takes_by_number(l)) ||
-           (is_main(l) && l->backward_sm90.first_dbias);
+    return adds_to_first_shares(l) && takes_by_number(l);
 }
 
 /* Whether blocks do what `prepare` does. */
@@ -310,7 +305,6 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
         dbias_by[above][l->backward_sm90.dbias_mapped]++;
         rooms_waited_for += waits_for_room(l);
         sums_passed_on += passes_sums_on(l);
-        first_dbias_stored += l->backward_sm90.first_dbias;
     }
     cuda_run_kernel(&run);
 }
@@ -548,7 +542,6 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         if (l->idle || !is_main(l)) continue;
         first |= (uint64_t)adds_to_first_shares(l) << 16;
         first |= (uint64_t)(l->backward_sm90.query_parts > 1) << 24;
-        first |= (uint64_t)l->backward_sm90.first_dbias << 25;
         if (fa_variants[l->variant].chained) return find_chain_options(p, l);
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
         const bool by_itself = fa_variants[l->variant].options == FA_SM90_BIAS;
@@ -655,10 +648,7 @@ static int run_listed(void)
     many_heads = true;
     for (size_t i = 0; i < sizeof with_many_heads / sizeof *with_many_heads; i++)
         run_problems(with_many_heads[i], with_many_heads[i] + 1);
-    alone = false;
-    for (size_t i = 0; i < sizeof with_first_dbias / sizeof *with_first_dbias; i++)
-        run_problems(with_first_dbias[i], with_first_dbias[i] + 1);
-    about_bias = many_heads = false;
+    about_bias = alone = many_heads = false;
     least_dim = FULL;
     run_problems(FIRST_FULL_PROBLEM, FIRST_FULL_PROBLEM + FULL_PROBLEMS);
     least_dim = WIDE;
@@ -695,9 +685,9 @@ int main(int argc, char **argv)
     const bool searching = sample_begin(argc > 1);
     if (argc > 3) least_dim = atoll(argv[3]);
     unseen = argc > 4 && argv[4][0] == 'u';
-    many_heads = argc > 4 && (argv[4][0] == 'h' || argv[4][0] == 'm');
-    alone = argc > 4 && (argv[4][0] == 'l' || argv[4][0] == 'h' || unseen);
-    about_bias = argc > 4 && (argv[4][0] == 'b' || alone || many_heads);
+    many_heads = argc > 4 && argv[4][0] == 'h';
+    alone = argc > 4 && (argv[4][0] == 'l' || many_heads || unseen);
+    about_bias = argc > 4 && (argv[4][0] == 'b' || alone);
     about_lengths = argc > 4 && argv[4][0] == 'e';
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
@@ -722,7 +712,6 @@ int main(int argc, char **argv)
     }
     CHECK(rooms_waited_for || argc > 1, "no block waited for room");
     CHECK(sums_passed_on || argc > 1, "no unit passed sums of dbias on");
-    CHECK(first_dbias_stored || argc > 1, "no head stored first shares of dbias");
     CHECK(blind_queries || argc > 1, "all queries saw keys");
     CHECK(cleared_ahead || argc > 1, "no block cleared sums for later ones");
     CHECK(first_stored || argc > 1, "no block added to first shares in any order");
