@@ -275,7 +275,8 @@ FA_DEVICE void load_left(const pipeline *pipe, const fa_backward_params *p,
     const int32_t unit = unit_of_block(s), before = unit - s->left_groups.units;
     if (unit >= s->left.summed || !wait_for_left(pipe)) return;
     const left_unit u = find_left_unit(p, s, work_of(pipe), unit);
-    if (s->left_groups.count > 1 && before >= 0) ptx_counter_wait(&s->left.counters[2 * before + 1], 1);
+    if (s->left_groups.count > 1 && before >= 0)
+        ptx_counter_wait(&s->left.counters[2 * before + 1], 1);
     ptx_fence_proxy_async_global();
     int number = 0;
 #pragma unroll 1

@@ -74,8 +74,8 @@ static void set_left(const fa_problem *p, const fa_cuda_backward_sm90_launch *x,
                                            .room = x->left.room,
                                            .blocks = x->left.blocks,
                                            .summed = x->left.summed};
-    params->left_groups = (fa_backward_sm90_left_groups){.count = x->left.groups,
-                                                         .units = x->left.group_units};
+    params->left_groups =
+        (fa_backward_sm90_left_groups){.count = x->left.groups, .units = x->left.group_units};
     if (x->left.units == 0) return;
     params->left.counters = (int32_t *)(void *)at;
     at += left_counter_bytes(x->left.units);
