@@ -3,9 +3,9 @@
 
     python3 bench/packed_pages.py [--library build/libflashattn.so] [--fa3 FILE] [--page 64]
                                   [--cells 0,1] [--rounds 9] [--kernels mixed,mixed_beside]
+                                  [--heads 32] [--heads-kv 8] [--dim 128]
 
-bfloat16, 32 query heads, 8 key/value heads, head dim 128, causal (a sequence's queries are its last
-ones), pages in random order, lengths only on the device. Calls are in a CUDA graph; the libraries
+bfloat16, causal (a sequence's queries are its last ones), pages in random order, lengths only on the device. Calls are in a CUDA graph; the libraries
 take turns. Results are compared with float32 arithmetic by PyTorch, for some sequences. The limit is
 the sum of the parts' limits: 4,400 GB/s for sequences of few queries, 700 TFLOP/s for the others.
 --kernels: families that the environment selects (FA_CUDA_KERNEL), each with a copy of the library.
@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import decode  # noqa: E402
 import flashattn_ctypes as fa  # noqa: E402
 
-HEADS, HEADS_KV, DIM = 32, 8, 128
+HEADS, HEADS_KV, DIM = 32, 8, 128  # other ones by arguments
 FEW = 16  # queries: up to this many, memory is the limit
 
 # name: (sequences, queries, keys after the last query), FlashAttention-3's microseconds
@@ -38,7 +38,15 @@ CELLS = (("60 decodes at 8k, 4 chunks of 2k behind 6k", ((60, 1, 8192), (4, 2048
          ("4 chunks of 4k at 16k", ((4, 4096, 16384),), 6511),
          ("60 decodes at 8k, 4 prompts of 2k", ((60, 1, 8192), (4, 2048, 2048)), None),
          ("60 decodes at 8k, a chunk of 512 at 8k", ((60, 1, 8192), (1, 512, 8192)), None),
-         ("8 decodes at 8k, 8 chunks of 2k behind 6k", ((8, 1, 8192), (8, 2048, 8192)), None))
+         ("8 decodes at 8k, 8 chunks of 2k behind 6k", ((8, 1, 8192), (8, 2048, 8192)), None),
+         ("chunks of 2k at 8k, 512 at 4k, 256 at 2k", ((1, 2048, 8192), (1, 512, 4096), (1, 256, 2048)), None),
+         ("chunks of 1k at 16k, 512 at 8k, 256 at 2k", ((1, 1024, 16384), (1, 512, 8192), (1, 256, 2048)), None),
+         ("16 sequences of 32 queries at 8k", ((16, 32, 8192),), None),
+         ("64 sequences of 16 queries at 4k", ((64, 16, 4096),), None),
+         ("6 decodes at 8k, a chunk of 512 at 8k", ((6, 1, 8192), (1, 512, 8192)), None),
+         ("15 decodes at 8k, a chunk of 512 at 8k", ((15, 1, 8192), (1, 512, 8192)), None),
+         ("a chunk of 512 at 2k", ((1, 512, 2048),), None),
+         ("4 chunks of 128 at 4k", ((4, 128, 4096),), None))
 
 
 def limit_us(parts):
@@ -165,7 +173,11 @@ def main():
     parser.add_argument("--cells", default="0,1,2,3,4,5")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--kernels", default="")
+    parser.add_argument("--heads", type=int, default=HEADS)
+    parser.add_argument("--heads-kv", type=int, default=HEADS_KV)
+    parser.add_argument("--dim", type=int, default=DIM)
     args = parser.parse_args()
+    globals().update(HEADS=args.heads, HEADS_KV=args.heads_kv, DIM=args.dim)
     if not torch.cuda.is_available():
         print("packed_pages.py: PyTorch sees no CUDA device", file=sys.stderr)
         return 2
@@ -198,8 +210,10 @@ def main():
         us = time_all([run for run, _ in made], args.rounds)
         found = ", ".join(f"{label} {x:.0f} us (error {error:.1e})"
                           for label, x, error in zip(labels, us, errors))
-        print(f"{name}, page {args.page}: {found}, "
-              f"FA-3 elsewhere {bar or 'unknown'}, limit {limit_us(parts):.0f}", flush=True)
+        is_usual = (args.heads, args.heads_kv, args.dim) == (32, 8, 128)
+        elsewhere = f"FA-3 elsewhere {bar}, " if bar and is_usual else ""
+        print(f"{name}, {args.heads}/{args.heads_kv} heads, page {args.page}: {found}, {elsewhere}"
+              f"limit {limit_us(parts):.0f}", flush=True)
         del batch, made
         torch.cuda.empty_cache()
     return 1 if wrong else 0

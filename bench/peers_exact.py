@@ -65,14 +65,14 @@ class Inputs:
 
 
 def spots_of(cell):
-    """(sequence, head) pairs to check: the first, the last and one between; for decode, which has
-    one query, all heads of these sequences."""
+    """(sequence, head) pairs to check: the first, the last and, if that is cheap, one between; for decode,
+    which has one query, all heads of these sequences."""
     sequences, heads = len(cell.lengths) or cell.batch, cell.heads
     if cell.which == "decode":
         return sorted((s, h) for s in {0, sequences // 2, sequences - 1} for h in range(heads))
-    spots = {(0, 0), (sequences // 2, heads // 2), (sequences - 1, heads - 1)}
-    if cell.which == "backward":
-        spots -= {(sequences // 2, heads // 2)}
+    spots = {(0, 0), (sequences - 1, heads - 1)}
+    if cell.which != "backward":
+        spots.add((sequences // 2, heads // 2))
     return sorted(spots)
 
 

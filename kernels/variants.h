@@ -659,6 +659,10 @@ VARIANT(backward_tf32_prepare_d512, .file = "backward_sm80/prepare", .kernel = "
 END(backward_prepare, tf32)
 
 FAMILY(backward, tf32)
+/* For short sequences, of which smaller key tiles compute fewer hidden pairs: three blocks of a multiprocessor. */
+VARIANT(backward_tf32_d64_short, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = 0, .short_rows = 1, .warps = 4,
+        .group_rows = 16, .keys = 64, .queries = 32, .stages = 2, .blocks = 3)
 VARIANT(backward_tf32_d64, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 32,
         .keys = 128, .queries = 32, .stages = 2, .blocks = 2)
@@ -672,6 +676,9 @@ VARIANT(backward_tf32_d64_small, .file = "backward_sm80/backward_sm80", .kernel 
 VARIANT(backward_tf32_d64_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
         .keys = 64, .queries = 32, .stages = 2, .blocks = 2)
+VARIANT(backward_tf32_d128_short, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128, .options = 0, .short_rows = 1, .warps = 4,
+        .group_rows = 16, .keys = 64, .queries = 32, .stages = 2, .blocks = 2)
 VARIANT(backward_tf32_d128, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 16,
         .keys = 128, .queries = 32, .stages = 2, .blocks = 1)

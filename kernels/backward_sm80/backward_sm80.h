@@ -56,6 +56,9 @@
 #define FA_BACKWARD_SM80_SEMAPHORES(element, dim)                                                  \
     (FA_ELEMENT_BYTES(element) == 4 && (dim) > 256 ? 32 : 16)
 
+/* Blocks of finish_keys for the keys of a block of the kernel. */
+#define FA_BACKWARD_SM80_KEY_SLICES 8
+
 #define FA_BACKWARD_SM80_THREADS(warps) (32 * (warps))
 
 /* Weights are computed 2 to this power times as large, so that small ones keep their bits in
@@ -183,6 +186,8 @@ typedef struct fa_backward_sm80_params {
     /* Blocks that share the keys of a key/value head, each with some of the query heads; keys of a
      * block, and columns of its sums. */
     int32_t splits, keys, head_dim;
+    /* Blocks of a head's keys that share its queries; splits is a multiple of it. */
+    int32_t query_parts;
     float *key_sums; /* NULL: there is one split */
     float ds_unit;   /* the factor of dP in dS, in float32 */
     fa_key_divisors divisors;

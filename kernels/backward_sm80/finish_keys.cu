@@ -20,14 +20,15 @@ FA_DEVICE float4 add_splits(const float *from, int64_t step, int splits)
     return x;
 }
 
-/* Rows of one gradient. sums: of the first split. */
+/* The rows [first, end) of one gradient. sums: of the first split. */
 FA_DEVICE void finish_rows(const fa_key_tile *k, const fa_kernel_view *view, const float *sums,
-                           int64_t step, const fa_backward_sm80_params *s, int columns)
+                           int64_t step, const fa_backward_sm80_params *s, int columns, int first,
+                           int end)
 {
-    const int vectors = s->head_dim / 4, all = (int)k->count * vectors;
+    const int vectors = s->head_dim / 4, all = min(end, (int)k->count) * vectors;
     if (!view->data) return;
 #pragma unroll 1
-    for (int i = (int)threadIdx.x; i < all; i += THREADS) {
+    for (int i = first * vectors + (int)threadIdx.x; i < all; i += THREADS) {
         const int row = i / vectors, column = 4 * (i - row * vectors);
         if (column >= columns) continue;
         fa_store4(fa_view_row(view, k->block, k->row + row, k->head_kv), view, column, columns,
@@ -39,10 +40,12 @@ FA_KERNEL __launch_bounds__(THREADS)
     backward_sm80_finish_keys(const __grid_constant__ fa_backward_params p,
                               const __grid_constant__ fa_backward_sm80_params s)
 {
-    const int64_t task = blockIdx.x;
+    const int slices = FA_BACKWARD_SM80_KEY_SLICES, slice = (int)(blockIdx.x % slices);
+    const int64_t task = blockIdx.x / slices;
+    const int first = s.keys * slice / slices, end = s.keys * (slice + 1) / slices;
     const fa_key_tile k = fa_find_key_tile(&p.a, task, s.keys);
     const int64_t room = FA_BACKWARD_SM80_KEY_SUMS(s.keys, s.head_dim), step = p.a.tasks * room;
     const float *sums = s.key_sums + task * room;
-    finish_rows(&k, &p.dk, sums, step, &s, p.a.d);
-    finish_rows(&k, &p.dv, sums + s.keys * s.head_dim, step, &s, p.a.d_v);
+    finish_rows(&k, &p.dk, sums, step, &s, p.a.d, first, end);
+    finish_rows(&k, &p.dv, sums + s.keys * s.head_dim, step, &s, p.a.d_v, first, end);
 }

@@ -22,7 +22,9 @@ enum {
     VECTORS = (HEAD_DIM / VECTOR + LANES - 1) / LANES, /* of a lane */
     ROWS_A_PASS = THREADS / LANES,
     PASSES = TILE / ROWS_A_PASS,
-    TOGETHER = PASSES * VECTORS <= 16 ? PASSES : 4, /* passes whose loads fit in registers */
+    MOST =
+        VECTOR == 4 ? 8 : 16, /* vectors of a tensor in flight; float32 needs room for two blocks */
+    TOGETHER = PASSES * VECTORS <= MOST ? PASSES : 4, /* passes whose loads fit in registers */
     LSE_EARLY = HEAD_DIM <= 256, /* with the rows: wider ones would take registers of a block */
     SUM_VECTORS = FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 16,
     SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM)
@@ -155,8 +157,14 @@ FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
 /* ---- Queries and dout as float16 parts ------------------------------------------------------- */
 
 /* A lane processes one number of each unit of 32 columns, which together are a unit of high parts
- * and one of low parts. It does this LANE_ITEMS times. */
-enum { ROW_ITEMS = HEAD_DIM / 32 * 4, LANE_ITEMS = (ROW_ITEMS + 31) / 32 };
+ * and one of low parts. It does this LANE_ITEMS times. A warp processes WARP_ROWS rows side by side. */
+enum {
+    ROW_ITEMS = HEAD_DIM / 32 * 4,
+    ROW_LANES = ROW_ITEMS < 32 ? ROW_ITEMS : 32,
+    LANE_ITEMS = (ROW_ITEMS + ROW_LANES - 1) / ROW_LANES,
+    WARP_ROWS = 32 / ROW_LANES,
+    ROWS_AT_ONCE = THREADS / ROW_LANES
+};
 
 typedef struct row_numbers {
     float at[LANE_ITEMS][8];
@@ -165,17 +173,27 @@ typedef struct row_numbers {
 /* Whether a row of the tile has weights. Other rows may hold anything, and become zeros. */
 FA_DEVICE bool has_weights(const float2 *rows, int row) { return rows[row].x != INFINITY; }
 
+/* The numbers of a row, if it exists. */
 FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa_tile *t, int row,
                             int columns)
 {
-    const float *from = (const float *)(const void *)fa_view_row(
-        view, t->block_q, t->start_q + t->first + row, t->head);
+    const int64_t at = t->first + row;
+    const float *from =
+        (const float *)(const void *)fa_view_row(view, t->block_q, t->start_q + at, t->head);
 #pragma unroll
     for (int i = 0; i < LANE_ITEMS * 8; i++) {
-        const int item = (int)threadIdx.x % 32 + i / 8 * 32;
+        const int item = (int)threadIdx.x % ROW_LANES + i / 8 * ROW_LANES;
         const int column = item / 4 * 32 + i % 8 * 4 + item % 4;
-        x->at[i / 8][i % 8] = column < columns ? from[column] : 0.0f;
+        x->at[i / 8][i % 8] = at < t->n_q && column < columns ? from[column] : 0.0f;
     }
+}
+
+/* Numbers of a row without weights become zeros. */
+FA_DEVICE void hide_numbers(row_numbers *x, bool seen)
+{
+#pragma unroll
+    for (int i = 0; i < LANE_ITEMS * 8; i++)
+        x->at[i / 8][i % 8] = seen ? x->at[i / 8][i % 8] : 0.0f;
 }
 
 /* Writes a row's parts. Returns the inverse of its power, times SPLIT_UNIT. */
@@ -184,10 +202,13 @@ FA_DEVICE float split_row(const row_numbers *x, int columns, char *to, bool has_
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < LANE_ITEMS * 8; i++) largest = find_larger(largest, x->at[i / 8][i % 8]);
-    const float power = find_power(fa_warp_max(largest));
+#pragma unroll
+    for (int other = ROW_LANES / 2; other > 0; other /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, other));
+    const float power = find_power(largest);
 #pragma unroll
     for (int i = 0; i < LANE_ITEMS; i++) {
-        const int item = (int)threadIdx.x % 32 + i * 32;
+        const int item = (int)threadIdx.x % ROW_LANES + i * ROW_LANES;
         uint32_t high[4], low[4];
         if (item >= (columns + 31) / 32 * 4) break;
 #pragma unroll
@@ -201,26 +222,42 @@ FA_DEVICE float split_row(const row_numbers *x, int columns, char *to, bool has_
     return invert_power(power) * SPLIT_UNIT;
 }
 
-/* Each warp does a row at a time. rows: of the tile, which the block has written. Both loads are
- * issued before the first is used. */
+/* rows: of the tile, which the block writes. The loads of SPLIT_TOGETHER passes are issued before the first is used; those of
+ * the first passes before the block waits for `rows`. */
 FA_DEVICE void split_tiles(const fa_backward_params *p, const fa_backward_sm80_params *s,
                            const fa_tile *t, const float2 *rows, int64_t number)
 {
+    enum {
+        SPLIT_PASSES = TILE / ROWS_AT_ONCE,
+        SPLIT_TOGETHER = LANE_ITEMS > 1     ? 2
+                         : SPLIT_PASSES < 4 ? SPLIT_PASSES
+                                            : 4
+    };
     char *parts = s->parts + number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM);
     const int d = (int)p->a.d, d_v = (int)p->a.d_v;
-    __syncthreads();
 #pragma unroll 1
-    for (int row = (int)threadIdx.x / 32; row < TILE; row += THREADS / 32) {
-        char *to = parts + row * 4 * HEAD_DIM;
-        const bool seen = has_weights(rows, row);
-        row_numbers query, dout;
-        fa_backward_sm80_powers inverses;
-        load_numbers(&query, &p->a.q, t, row, seen ? d : 0);
-        load_numbers(&dout, &p->dout, t, row, seen ? d_v : 0);
-        inverses.query_inverse = split_row(&query, d, to, s->low_parts);
-        inverses.dout_inverse =
-            split_row(&dout, d_v, to + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), s->low_parts);
-        if (threadIdx.x % 32 == 0) s->powers[number * TILE + row] = inverses;
+    for (int first = 0; first < SPLIT_PASSES; first += SPLIT_TOGETHER) {
+        row_numbers query[SPLIT_TOGETHER], dout[SPLIT_TOGETHER];
+        const int first_row = (int)threadIdx.x / ROW_LANES + first * ROWS_AT_ONCE;
+#pragma unroll
+        for (int i = 0; i < SPLIT_TOGETHER; i++) {
+            load_numbers(&query[i], &p->a.q, t, first_row + i * ROWS_AT_ONCE, d);
+            load_numbers(&dout[i], &p->dout, t, first_row + i * ROWS_AT_ONCE, d_v);
+        }
+        if (first == 0) __syncthreads();
+#pragma unroll
+        for (int i = 0; i < SPLIT_TOGETHER; i++) {
+            const int row = first_row + i * ROWS_AT_ONCE;
+            char *to = parts + row * 4 * HEAD_DIM;
+            const bool seen = has_weights(rows, row);
+            fa_backward_sm80_powers inverses;
+            hide_numbers(&query[i], seen);
+            hide_numbers(&dout[i], seen);
+            inverses.query_inverse = split_row(&query[i], d, to, s->low_parts);
+            inverses.dout_inverse =
+                split_row(&dout[i], d_v, to + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), s->low_parts);
+            if (threadIdx.x % ROW_LANES == 0) s->powers[number * TILE + row] = inverses;
+        }
     }
 }
 

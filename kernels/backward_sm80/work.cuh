@@ -97,14 +97,30 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm80
     return fa_find_task_in_turn(p, &s->divisors, s->heads_together, block);
 }
 
+/* Restricts the block to its part of the query tiles. A tile is in the same part for all keys: so if sums have one order, a
+ * block still waits only for blocks of lower numbers. */
+FA_DEVICE void take_part(block_work *w, int part, int parts)
+{
+    const int all = ((int)w->sequence.n_q + QUERIES - 1) / QUERIES;
+    w->from = max(w->from, all * part / parts);
+    w->to = min(w->to, all * (part + 1) / parts);
+    w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
+}
+
 FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm80_params *s,
                              int64_t block, block_work *w)
 {
     const fa_attention_params *p = &all->a;
-    int split;
+    int split, part = 0, of_heads;
     const int64_t task = fa_find_split(p, find_task(p, s, block), s->splits, &split);
     const int32_t group = s->divisors.group;
-    w->heads = s->splits == 1 ? group : group / s->splits;
+    of_heads = split;
+    w->heads = group;
+    if (s->splits > 1) {
+        of_heads = split / s->query_parts;
+        part = split - of_heads * s->query_parts;
+        w->heads = group / (s->splits / s->query_parts);
+    }
     w->key_sums = NULL;
     if (s->key_sums)
         w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
@@ -114,12 +130,12 @@ FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm
     for (int i = 0; i < KEYS; i++) w->bad_keys[i] = 0;
 #endif
     if (s->uniform.applies) {
-        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, split * w->heads, &w->keys,
-                             &w->sequence);
+        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, of_heads * w->heads,
+                             &w->keys, &w->sequence);
     } else {
         w->keys = fa_find_key_tile(p, task, KEYS);
         if (w->keys.batch < 0) return;
-        fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * group + split * w->heads,
+        fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * group + of_heads * w->heads,
                            &w->sequence);
     }
     if (w->keys.count <= 0) return;
@@ -129,6 +145,7 @@ FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm
     w->dq = (float *)(void *)fa_view_row(&all->dq, t->block_q, t->start_q, t->head);
 #endif
     find_queries(p, &s->uniform, w);
+    if (s->query_parts > 1) take_part(w, part, s->query_parts);
 }
 
 /* How many earlier key tiles of the head touch a query tile that the block touches. The first of

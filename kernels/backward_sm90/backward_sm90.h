@@ -72,6 +72,8 @@
 #define FA_BACKWARD_SM90_WEIGHT_BITS(element) ((element) == FA_ELEMENT_FLOAT16 ? 10 : 0)
 /* The number of floats that a block writes for its keys. */
 #define FA_BACKWARD_SM90_KEY_SUMS(keys, dim, value_dim) ((keys) * ((dim) + (value_dim)))
+/* Blocks of finish_keys for such keys: one for each 32 columns. */
+#define FA_BACKWARD_SM90_KEY_SLICES(dim, value_dim) (((dim) + (value_dim)) / 32)
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
 /* The alignment of a block's buffers. Static shared memory comes before dynamic shared memory; a
@@ -187,7 +189,7 @@ typedef struct fa_backward_sm90_params {
     fa_turns ascending;
     fa_reciprocal by_items; /* by items_together */
     int64_t item_tasks;     /* tasks of an item */
-    /* Of a SINGLE_TILES variant: blocks that share a head's queries. The number of a split is that
+    /* Blocks that share a head's queries (QUERY_PARTS in config.cuh). The number of a split is that
      * of its query heads times these, plus that of its queries. */
     int32_t query_parts;
     /* Of a CHAINED variant: its blocks do what `prepare` does. */

@@ -89,6 +89,12 @@
 /* Whether a dQ that is whole is rounded and stored at once, without sums in global memory. */
 #define WHOLE_DQ (SINGLE_TILES || CHAINED)
 
+/* Whether blocks may share the queries of a head (query_parts). */
+#define QUERY_PARTS (!OPTIONS && !ORDERED && !CHAINED && !JOINED)
+
+/* Whether a consumer without keys only helps with dQ (assist in consumer.cuh). */
+#define ASSISTS (!OPTIONS && !PERSISTENT && !CHAINED && HEAD_DIM <= 128)
+
 /* Whether there is a tile of a bias in shared memory. */
 #define BIAS_TILE FA_BACKWARD_SM90_BIAS_TILE(HEAD_DIM, STAGES, OPTIONS)
 

@@ -246,6 +246,51 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 
 #endif
 
+#if ASSISTS
+
+/* Consumer 1 if none of the block's keys are its own: it computes its columns of dQ, from the other
+ * one's half of dS, and nothing else. Its own half is zeros. A head's last block then takes two thirds
+ * of the time. */
+FA_DEVICE void assist(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                      int tiles)
+{
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) c->ds[i] = 0;
+#pragma unroll
+    for (int n = 0; n < DS_BUFFERS; n++) store_ds(c, c->ds, n);
+    ptx_fence_proxy_async();
+    let_other_issue(c); /* consumer 0 may begin */
+    wait_for_k(pipe, &p->a);
+#if DQ_TRANSPOSED
+    load_all_keys(pipe, c->all_keys);
+#endif
+#pragma unroll 1
+    for (int count = 0; count <= tiles; count++) {
+        const bool has_turn = count < tiles; /* the last dQ is computed without one */
+        if (has_turn) wait_until_may_issue(c);
+        ptx_register_forget(c->dp, DQ_SUMS);
+        ptx_wgmma_fence();
+        issue_tile_dq(c, ds_before(c, count));
+        /* With three buffers of dS only turns say that one has been read. */
+        if (DQ_FIRST && has_turn) let_other_issue(c);
+        ptx_wgmma_wait(0);
+        ptx_register_fence(c->dp, DQ_SUMS);
+        if (!DQ_FIRST && has_turn) let_other_issue(c);
+        if (DQ_FIRST && count > 0 && count < tiles - 1) free_ds(c);
+        if (has_turn) {
+            ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage_of(count)], c->leader);
+            ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(count)], c->leader);
+        }
+        wait_for_dq_buffer(pipe, c, count);
+        put_dq_columns(pipe, c, count);
+        ptx_fence_proxy_async();
+        share_dq(pipe, c, count);
+    }
+    store_sums(pipe, p, c, tiles, true, true); /* zeros, if the block leaves its sums */
+}
+
+#endif
+
 /* No query sees the keys, so their gradients are zeros. */
 FA_DEVICE void finish_nothing(const pipeline *pipe, const fa_backward_params *p,
                               const consumer_state *c, int first)
@@ -284,6 +329,12 @@ FA_DEVICE void consume_work_tile(const pipeline *pipe, const block_work *w,
     for (int i = 0; i < DK_SUMS; i++) c->dk[i] = 0;
 #pragma unroll
     for (int i = 0; i < DV_SUMS; i++) c->dv[i] = 0;
+#if ASSISTS
+    if (tiles > 2 && consumer == 1 && w->num_keys <= OWN_KEYS) {
+        assist(pipe, p, c, tiles);
+        return;
+    }
+#endif
     if (tiles > 0) {
         tile_cursor at = first_tile(w);
         begin_tiles(pipe, p, c, &at);

@@ -20,8 +20,8 @@
 #ifndef JOINED
 #define JOINED 0
 #endif
-#ifndef SINGLE_TILES
-#define SINGLE_TILES 0
+#ifndef QUERY_PARTS
+#define QUERY_PARTS 0
 #endif
 #ifndef CHAINED
 #define CHAINED 0
@@ -44,7 +44,7 @@ typedef struct block_work {
 #if JOINED
     int32_t unit; /* the unit whose rows it reads and to whose sums it adds (joined.cuh) */
 #endif
-#if SINGLE_TILES
+#if QUERY_PARTS
     int32_t part; /* of the queries */
 #endif
 #if CHAINED
@@ -263,10 +263,11 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
 #endif
     const int64_t task = fa_find_split(p, own, CHAINED ? 1 : s->splits, &split);
     const int32_t group = s->divisors.group;
-#if SINGLE_TILES
-    const int splits = s->splits / s->query_parts, part = split % s->query_parts;
-    const int of_heads = split / s->query_parts;
-    w->part = part;
+#if QUERY_PARTS
+    const bool whole = s->query_parts == 1;
+    const int splits = whole ? s->splits : s->splits / s->query_parts;
+    const int of_heads = whole ? split : split / s->query_parts;
+    w->part = split - of_heads * s->query_parts;
 #else
     const int splits = CHAINED ? 1 : s->splits, of_heads = split;
 #endif
@@ -291,12 +292,13 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
     return true;
 }
 
-#if SINGLE_TILES
+#if QUERY_PARTS
 
 /* Restricts the block to its part of the query tiles. */
 FA_DEVICE void take_part(const fa_backward_sm90_params *s, block_work *w)
 {
     const int from = w->from, tiles = max(0, w->to - from), parts = s->query_parts;
+    if (parts == 1) return;
     w->from = from + tiles * w->part / parts;
     w->to = from + tiles * (w->part + 1) / parts;
     w->tiles = (w->to - w->from) * w->heads;
@@ -310,7 +312,7 @@ FA_DEVICE void find_work(const fa_attention_params *p, const fa_backward_sm90_pa
 {
     w->number = find_tile_number(p, &w->sequence, s->q_tiles);
     find_queries(p, s, w);
-#if SINGLE_TILES
+#if QUERY_PARTS
     take_part(s, w);
 #endif
 }

@@ -29,11 +29,12 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, flo
 {
     const fa_tile *t = &w->query_tile;
     float lse;
-    const float sink = p->sinks ? p->sinks[t->head] : -INFINITY;
+    const int64_t head = t->head + head_of(w, i), query = t->first + query_of(w, i);
+    const float sink = p->sinks ? p->sinks[head] : -INFINITY;
     const float factor = finish_sum(base, sum, sink, NATURAL_BASES, &lse);
     if (i >= w->queries) lse = -INFINITY;
     if (i < w->rows && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 4 == 0)
-        p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + t->first + i] = lse;
+        p->lse[(t->block_q * p->heads_q + head) * p->rows_q + t->start_q + query] = lse;
     return factor;
 }
 

@@ -109,9 +109,17 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     /* The scheduler may get here before the grids in front have ended: what follows waits for this grid. */
     if (!BESIDE) ptx_let_next_grid_start();
     if (threadIdx.x < WARPGROUP) {
+#if SPLIT
+        section_schedule sections;
+        const bool schedules_sections = threadIdx.x / 32 == WARP_SCHEDULER && s.split.sections > 0;
+        if (schedules_sections) begin_sections(&pipe, &p, &s, &sections);
+#endif
         ptx_decrease_registers(PRODUCER_REGISTERS);
         if (threadIdx.x < 32 * (WARP_QUERIES_AND_KEYS + 1)) produce_queries_and_keys(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_VALUES + 1)) produce_values(&pipe, &p, &s);
+#if SPLIT
+        else if (schedules_sections) schedule_sections(&pipe, &p, &s, &sections);
+#endif
         else if (threadIdx.x < 32 * (WARP_SCHEDULER + 1)) schedule(&pipe, &p, &s);
 #if BALANCED
         else if (s.balanced_heads) balance_last_heads(&pipe, &p, &s);

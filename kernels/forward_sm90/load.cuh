@@ -29,13 +29,23 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
                             int consumer, int number)
 {
     uint64_t *barrier = &pipe->state->q_full[q_stage(number)][consumer];
-    const int row = (int)(t->start_q + t->first) + consumer * ROWS;
     ptx_mbarrier_arrive_expect(barrier, Q_BYTES);
+#if SPLIT
+    const int row = (int)(t->start_q + t->first) + (consumer * ROWS >> s->split.group_bits);
+#pragma unroll
+    for (int block = 0; block < K_BLOCKS; block++)
+        ptx_tma_load_5d(q_buffer(pipe, number, consumer) + block * Q_BLOCK, &s->q, barrier,
+                        BLOCK_COLUMNS * block, 0, row,
+                        ((int)t->head >> s->split.group_bits) * s->q_step.head,
+                        (int)t->block_q * s->q_step.block);
+#else
+    const int row = (int)(t->start_q + t->first) + consumer * ROWS;
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
         ptx_tma_load_4d(q_buffer(pipe, number, consumer) + block * Q_BLOCK, &s->q, barrier,
                         FIRST_QUERY_COLUMN + BLOCK_COLUMNS * block, row,
                         (int)t->head * s->q_step.head, (int)t->block_q * s->q_step.block);
+#endif
 }
 
 /* Loads a consumer's queries. Their full barrier also tells the consumer that the work tile has been described, so

@@ -13,7 +13,6 @@
 #endif
 
 #include "common/rows.cuh"
-#include "common/sequence.cuh"
 #include "common/x2.cuh"
 #include "forward_sm90/finish.cuh"
 #include "forward_sm90/forward_sm90.h"
@@ -24,7 +23,7 @@
 enum {
     THREADS = FA_SM90_MERGE_THREADS,
     COLUMNS = FA_SM90_MERGE_COLUMNS,
-    AHEAD = 4 /* parts; FA_SM90_PARTS is a multiple of it */
+    AHEAD = 4 /* parts */
 };
 
 /* Where a thread's columns of a row are. */
@@ -32,56 +31,52 @@ typedef struct row_columns {
     int batch, head, row, column;
     bool no_query; /* the outputs are zeros: it is behind the last query of its sequence */
     int parts;     /* of the row's query tile; 0: there is nothing to merge */
-    int first_row; /* the row's number among the rows of the slots */
-    int64_t lse;   /* among the rows of all heads */
+    int first_row; /* the row's number among the rows of the slots; with sections: among those of its slot */
+    int64_t lse; /* among the rows of all heads */
+#if OWN_LENGTHS
+    int section; /* that has the second part */
+#endif
 } row_columns;
 
 #if OWN_LENGTHS
 
-/* What is known before lengths: the block's rows are those of one query tile. number: the tile's, as in fa_find_tile. Divisions
- * come before the wait, as below. A thread without a row gets one behind the query tile. */
-FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split,
-                                   uint32_t *number)
+/* The block's rows are those of a query tile whose second part a section has. A thread without a row gets one behind the query
+ * tile. */
+FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split)
 {
     const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS,
                    rows = FA_SM90_MERGE_ROWS((uint32_t)p->d_v);
     const uint32_t queries = (uint32_t)split->queries, blocks = (queries + rows - 1) / rows;
-    const uint32_t task = blockIdx.x / blocks, own = threadIdx.x / groups;
-    const uint32_t row = own < rows ? (blockIdx.x - task * blocks) * rows + own : queries;
+    const uint32_t section = blockIdx.x / blocks, own = threadIdx.x / groups;
+    const uint32_t row = own < rows ? (blockIdx.x - section * blocks) * rows + own : queries;
     row_columns at;
-    *number = fa_opaque(task);
-    if (!split->sequence_tiles) {
-        const fa_sm90_part part = fa_sm90_find_part(split, (int32_t)task);
-        *number = fa_opaque((uint32_t)(part.head * p->tiles + p->tiles - 1 - part.tile));
-    }
+    at.section = (int)fa_opaque(section);
     at.column = (int)(fa_opaque(threadIdx.x - own * groups) * COLUMNS);
     at.row = (int)fa_opaque(row);
-    at.first_row = (int)(fa_opaque(task) * queries) + at.row;
     return at;
 }
 
-/* Finds the row among those of its sequence. False if there is none. Tiles of the second launch are numbered over all rows
- * in any case, because rows of no sequence get zeros. */
-FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split,
-                          const fa_tile *t, row_columns *at)
+/* Finds the row by the section's note. False if there is none. */
+FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split, row_columns *at)
 {
-    const int64_t i = t->first + at->row;
-    if (at->row >= split->queries || i >= t->room_q) return false;
-    at->batch = (int)t->block_q;
-    at->head = (int)t->head;
-    at->row = (int)(t->start_q + i);
-    at->lse = fa_row_index(p, t, i);
-    at->no_query = i >= t->n_q;
-    if (split->sequence_tiles) {
-        const int32_t tile = (int32_t)fa_divide(t->first, split->queries);
-        const int32_t task =
-            fa_sm90_task_of(split, 0, (int32_t)t->batch * split->sequence_tiles + tile, at->head);
-        at->first_row = task * split->queries + (int32_t)(i - t->first);
-        at->no_query |=
-            tile >= split->sequence_tiles; /* more queries than the caller has promised */
-    }
-    at->parts = at->no_query ? 0 : split->parts;
+    const fa_sm90_cut cut = split->cuts[at->section];
+    const int i = at->row, query = i >> split->group_bits, head = i - (query << split->group_bits);
+    if (cut.parts == 0 || i >= cut.rows) return false;
+    at->batch = cut.block;
+    at->head = cut.head + head;
+    at->row = cut.row + query;
+    at->lse = cut.lse + head * p->rows_q + query;
+    at->no_query = i >= cut.queries;
+    at->parts = at->no_query ? 0 : cut.parts;
+    at->first_row = i;
     return true;
+}
+
+/* The row's number among the rows of all slots. */
+FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
+{
+    const int slot = 2 * (at->section - 1 + part) + (part == 0);
+    return slot * split->queries + at->first_row;
 }
 
 #else
@@ -106,24 +101,27 @@ FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_s
     return at;
 }
 
-#endif
-
 /* The row's number among the rows of all slots. */
 FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
 {
     return split->first_task[part] * split->queries + at->first_row;
 }
 
-/* The columns of AHEAD parts from this one on. */
-FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int first, float4 *x)
+#endif
+
+/* The columns and the sums of AHEAD parts from this one on. */
+FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int first, float4 *x,
+                          fa_sm90_row_sum *sums)
 {
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
+        sums[i].base = NO_KEY_SEEN, sums[i].sum = 0.0f;
         if (first + i >= at->parts) continue;
         const int64_t row = find_slot_row(split, at, first + i);
         const float4 *from = (const float4 *)(split->out + (row * split->value_dim + at->column));
         x[2 * i] = from[0];
         x[2 * i + 1] = from[1];
+        sums[i] = split->sums[row];
     }
 }
 
@@ -144,20 +142,25 @@ FA_DEVICE bool sees_nothing(const fa_sm90_row_sum *s)
     return s->base == NO_KEY_SEEN && s->sum == s->sum;
 }
 
-/* Replaces the parts' sums by those relative to the largest base, and their bases by the factors of their outputs.
- * Returns the row's base and sum. */
-FA_DEVICE fa_sm90_row_sum merge_sums(fa_sm90_row_sum *parts, bool *skipped)
+/* Adds AHEAD parts to those before: outputs and sums are relative to the largest base so far. */
+FA_DEVICE void add_parts(fa_sm90_row_sum *all, float *out, const fa_sm90_row_sum *parts,
+                         const float4 *x)
 {
-    fa_sm90_row_sum all = {NO_KEY_SEEN, 0.0f};
+    float base = all->base;
 #pragma unroll
-    for (int i = 0; i < FA_SM90_PARTS; i++) all.base = fmaxf(all.base, parts[i].base);
+    for (int i = 0; i < AHEAD; i++) base = fmaxf(base, parts[i].base);
+    const float before = ptx_ex2(all->base - base);
+    all->sum *= before;
 #pragma unroll
-    for (int i = 0; i < FA_SM90_PARTS; i++) {
-        skipped[i] = sees_nothing(&parts[i]);
-        parts[i].base = ptx_ex2(parts[i].base - all.base);
-        if (!skipped[i]) all.sum = fmaf(parts[i].base, parts[i].sum, all.sum);
+    for (int i = 0; i < COLUMNS; i++) out[i] *= before;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (sees_nothing(&parts[i])) continue;
+        const float factor = ptx_ex2(parts[i].base - base);
+        all->sum = fmaf(factor, parts[i].sum, all->sum);
+        add_part(out, factor, x + 2 * i);
     }
-    return all;
+    all->base = base;
 }
 
 FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at, const float *out,
@@ -182,25 +185,13 @@ FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at
 FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *split,
                              const row_columns *at)
 {
-    fa_sm90_row_sum sums[FA_SM90_PARTS];
-    bool skipped[FA_SM90_PARTS];
+    fa_sm90_row_sum all = {NO_KEY_SEEN, 0.0f}, sums[AHEAD];
     float4 x[2 * AHEAD];
     float out[COLUMNS] = {0}, lse;
-#pragma unroll
-    for (int i = 0; i < FA_SM90_PARTS; i++) {
-        sums[i].base = NO_KEY_SEEN, sums[i].sum = 0.0f;
-        if (i < at->parts) sums[i] = split->sums[find_slot_row(split, at, i)];
-    }
     const float sink = p->sinks ? p->sinks[at->head] : -INFINITY;
-    load_parts(split, at, 0, x);
-    const fa_sm90_row_sum all = merge_sums(sums, skipped);
-#pragma unroll
-    for (int first = 0; first < FA_SM90_PARTS; first += AHEAD) {
-        if (first >= at->parts) break;
-        if (first > 0) load_parts(split, at, first, x);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (!skipped[first + i]) add_part(out, sums[first + i].base, x + 2 * i);
+    for (int first = 0; first < at->parts; first += AHEAD) {
+        load_parts(split, at, first, x, sums);
+        add_parts(&all, out, sums, x);
     }
     float factor = finish_sum(all.base, all.sum, sink, false, &lse);
     if (at->no_query) factor = 0.0f, lse = -INFINITY;
@@ -209,23 +200,16 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
 }
 
 /* The parameters are those of the first launch; of the second one, only `split` is read. */
-FA_KERNEL __launch_bounds__(THREADS)
+FA_KERNEL __launch_bounds__(THREADS, OWN_LENGTHS ? FA_SM90_MERGE_BLOCKS : 1)
     forward_sm90_merge(const __grid_constant__ fa_attention_params p,
                        const __grid_constant__ fa_sm90_params s)
 {
-#if OWN_LENGTHS
-    __shared__ fa_tile tile;
-    uint32_t number;
-    row_columns at = find_columns(&p, &s.split, &number);
-    ptx_wait_for_grids(); /* also for lengths, which a grid in front may write */
-    ptx_let_next_grid_start();
-    if (threadIdx.x == 0) tile = fa_find_tile(&p, number, s.split.queries);
-    __syncthreads();
-    if (locate_row(&p, &s.split, &tile, &at)) merge_columns(&p, &s.split, &at);
-#else
-    const row_columns at = find_columns(&p, &s.split);
+    row_columns at = find_columns(&p, &s.split);
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
+#if OWN_LENGTHS
+    if (locate_row(&p, &s.split, &at)) merge_columns(&p, &s.split, &at);
+#else
     if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
 #endif
 }

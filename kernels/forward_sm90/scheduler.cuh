@@ -20,6 +20,9 @@
 #if BALANCED
 #include "forward_sm90/balance.cuh"
 #endif
+#if SPLIT
+#include "forward_sm90/sections.cuh"
+#endif
 
 /* The longer work tile of a causal pair, or the other one. Pairs are numbered head by head; with an odd number of work
  * tiles, they are those of two heads, and their middle tiles are the pair between. TASK_NONE: the last head has none to
@@ -200,6 +203,60 @@ FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params 
         ptx_mbarrier_wait(&pipe->state->entry_empty[entry_of(before)], entry_parity(before));
     }
     publish_end(pipe, number);
+}
+
+#endif
+
+#if SPLIT
+
+/* Where the schedule of the block's sections is. */
+typedef struct section_schedule {
+    line_cut cut;
+    section at;
+    int number; /* of work tiles that have been described */
+} section_schedule;
+
+/* Describes work tiles of the section until it has described so many in all. */
+FA_DEVICE void schedule_section(const pipeline *pipe, const fa_attention_params *p,
+                                const fa_sm90_params *s, section_schedule *now, int most)
+{
+    work_tile w;
+    while (now->at.left > 0 && now->number < most) {
+        if (!describe_next_of_section(p, s, &now->cut, &now->at, &w)) continue;
+        wait_for_empty_entries(pipe, now->number, 1);
+        if (threadIdx.x % 32 == 0) publish_work_tile(pipe, now->number, &w);
+        now->number++;
+    }
+}
+
+/* Describes the first work tile, for which everything else waits: while the warp still has as many registers as all warps
+ * have when a block starts. */
+FA_DEVICE void begin_sections(const pipeline *pipe, const fa_attention_params *p,
+                              const fa_sm90_params *s, section_schedule *now)
+{
+    sequence_lines lines;
+    if (DESCRIBES_FIRST) __syncthreads();
+    wait_for_other_grids(); /* they may write lengths */
+    lines.first = -1;
+    now->number = 0;
+    now->cut = find_sections(p, s, &lines);
+    now->at = begin_section(p, s, &now->cut, (int)blockIdx.x, &lines);
+    schedule_section(pipe, p, s, now, 1);
+}
+
+/* The other work tiles of the block's sections. The next section begins where another block's ends. */
+FA_DEVICE void schedule_sections(const pipeline *pipe, const fa_attention_params *p,
+                                 const fa_sm90_params *s, section_schedule *now)
+{
+    for (int n = (int)blockIdx.x;;) {
+        schedule_section(pipe, p, s, now, INT32_MAX);
+        n += (int)gridDim.x;
+        if (n >= s->split.sections) break;
+        sequence_lines lines;
+        lines.first = -1;
+        now->at = begin_section(p, s, &now->cut, n, &lines);
+    }
+    publish_end(pipe, now->number);
 }
 
 #endif

@@ -274,8 +274,9 @@ FA_DEVICE void recompute_scores(const fa_attention_params *p, const work_tile *w
     const char *q[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int64_t i = fa_min64(t->first + row_of(consumer, r), t->n_q - 1);
-        q[r] = fa_view_row(&p->q, t->block_q, t->start_q + i, t->head);
+        const int row = row_of(consumer, r);
+        const int64_t i = fa_min64(t->first + query_of(w, row), t->n_q - 1);
+        q[r] = fa_view_row(&p->q, t->block_q, t->start_q + i, t->head + head_of(w, row));
     }
 #pragma unroll
     for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] = 0;

@@ -12,16 +12,25 @@
  * Under a causal mask, query tiles before first_tile[part] do not have the part, and there is no task for it. Some
  * tasks may be superfluous, because a window hides their keys.
  *
- * If lengths are on the device, only the device knows how many key tiles a query tile sees. Then all query tiles have the
- * same number of parts, which have equal shares of its key tiles: part_tiles is 0, and all of first_tile. Shares are empty
- * where there are fewer key tiles than parts. The second launch has a variant of its own (own_lengths in variants.h), whose
- * blocks find their rows by the lengths.
- *
- * If queries are packed, heads are those of one batch item. Tiles are numbered over all rows (common/packed.h), where some
- * numbers have no rows, or by sequence: tile t is number t % sequence_tiles of sequence t / sequence_tiles. The planner
- * chooses what has fewer numbers, because a block without rows takes a multiprocessor for some microseconds.
- *
  * Task n leaves the sums of its rows, before they are divided, in slot n of the workspace.
+ *
+ * If lengths are on the device, only the device knows how many key tiles a query tile sees. Then all work lies on a line:
+ * sequence after sequence, head after head, and query tile after query tile. A query tile is as long as the keys that it
+ * sees, and `tile_cost` more. The line is cut into sections of equal length, and a task is a section:
+ *
+ *     line           |  tile 0  |    tile 1    |      tile 2      |        tile 3        |  tile 0  | ...
+ *     sections       |       section 0       |       section 1       |       section 2       | ...
+ *     parts           whole       first         later   first          later                  whole
+ *
+ * A query tile inside a section is whole: its rows are finished as without split keys. Others have parts in several
+ * sections, whose sums go to the workspace. Section n has two slots: 2 n + 1 for the first part of the query tile in which
+ * it ends, and 2 n for a later part of the one in which it begins. The scheduler of the section that has the second part of
+ * a query tile leaves a note about it (fa_sm90_cut), by which the second launch finds its rows: a variant of its own
+ * (own_lengths in variants.h).
+ *
+ * With sections, a query tile may have the rows of several query heads that share a key head, one after the other for each
+ * query (FlashAttention-3 calls this PackGQA): row r is query r >> group_bits of the tile, and head r % 2^group_bits of the
+ * group. Then the heads of the line are these groups.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SPLIT_H
 #define FA_KERNELS_FORWARD_SM90_SPLIT_H
@@ -33,7 +42,8 @@
 enum {
     FA_SM90_PARTS = 16,          /* of a query tile, at most */
     FA_SM90_MERGE_THREADS = 128, /* of a block of forward_sm90_merge */
-    FA_SM90_MERGE_COLUMNS = 8    /* of such a thread */
+    FA_SM90_MERGE_COLUMNS = 8,   /* of such a thread */
+    FA_SM90_MERGE_BLOCKS = 7     /* of a multiprocessor, with lengths on the device */
 };
 
 /* Rows of a query tile that a block of forward_sm90_merge has if lengths are on the device. */
@@ -51,15 +61,30 @@ typedef struct fa_sm90_row_sum {
     float sum;
 } fa_sm90_row_sum;
 
+/* With sections: a query tile that several sections share. */
+typedef struct fa_sm90_cut {
+    int32_t parts;            /* 0: the section has no second part */
+    int32_t block, row, head; /* of the tile's first row in the outputs */
+    int32_t rows, queries;    /* of the tile; those from the last query on get zeros */
+    int64_t lse;              /* its first row's place there */
+} fa_sm90_cut;
+
 typedef struct fa_sm90_split {
     float *out;                 /* of each slot: rows of a query tile, value_dim columns */
     fa_sm90_row_sum *sums;      /* of each slot: of its rows */
-    int32_t part_tiles, parts;  /* part_tiles 0: parts are equal shares */
+    int32_t part_tiles, parts;  /* of a part; of a query tile, at most */
     int32_t heads, tiles;       /* of all batch items; query tiles of a head */
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
-    int32_t sequence_tiles;     /* of a packed sequence; 0: tiles are numbered over all rows */
     int32_t first_tile[FA_SM90_PARTS],
         first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
+    /* 0: lengths are not on the device. Otherwise these, `queries` and `value_dim` are all that is used. */
+    int32_t sections, tile_cost; /* the cost in keys */
+    int32_t group_bits;          /* log2 of the query heads that share query tiles */
+    /* Only so many sections are used if all sequences together have at most so many keys: they stay in the L2 cache, and
+     * fewer query tiles are cut. */
+    int32_t few_sections, few_keys;
+    int32_t least;     /* key tiles of a section; of a part half of it, rounded up */
+    fa_sm90_cut *cuts; /* of each section */
 } fa_sm90_split;
 
 typedef struct fa_sm90_part {
@@ -92,6 +117,64 @@ FA_SHARED_FUNCTION int32_t fa_sm90_task_of(const fa_sm90_split *split, int32_t p
                                            int32_t head)
 {
     return split->first_task[part] + (split->tiles - 1 - tile) * split->heads + head;
+}
+
+/* ---- Sections -------------------------------------------------------------------------------- */
+
+enum { FA_SM90_LINE = 1 << 30 /* the line is shorter */ };
+
+/* The query tiles of a head. Tile t sees reach + (t + 1) * queries keys, but at least 0 and at most `keys`. */
+typedef struct fa_sm90_line {
+    int32_t tiles, reach, keys;
+} fa_sm90_line;
+
+FA_SHARED_FUNCTION int32_t fa_sm90_clamp(int32_t x, int32_t most)
+{
+    return x < 0 ? 0 : x < most ? x : most;
+}
+
+FA_SHARED_FUNCTION int32_t fa_sm90_keys_of_tile(const fa_sm90_line *line, int32_t queries,
+                                                int32_t tile)
+{
+    return fa_sm90_clamp(line->reach + (tile + 1) * queries, line->keys);
+}
+
+/* The length of the first tiles. Those up to `none` see no key, those up to `some` all that they reach. */
+FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line, int32_t queries,
+                                                   int32_t cost, int32_t tiles)
+{
+    const int32_t none = fa_sm90_clamp(fa_sm90_clamp(-line->reach, FA_SM90_LINE) / queries, tiles);
+    const int32_t some =
+        fa_sm90_clamp(fa_sm90_clamp(line->keys - line->reach, FA_SM90_LINE) / queries, tiles);
+    const int32_t reach = some > none ? line->reach : 0;
+    return tiles * cost + (some - none) * reach +
+           (some * (some + 1) - none * (none + 1)) / 2 * queries + (tiles - some) * line->keys;
+}
+
+/* The length of sections: so that there are no more of them, that a tile with the most keys has at most FA_SM90_PARTS
+ * parts, and that they are not shorter than they may be. all_keys: of all sequences; tile_keys: of a key tile. */
+FA_SHARED_FUNCTION int32_t fa_sm90_section_length(const fa_sm90_split *split, int32_t length,
+                                                  int32_t all_keys, int32_t most_keys,
+                                                  int32_t tile_keys)
+{
+    const uint32_t sections =
+        (uint32_t)(all_keys > split->few_keys ? split->sections : split->few_sections);
+    const int32_t each = (int32_t)(((uint32_t)length + sections - 1) / sections),
+                  least = split->least * tile_keys, longest = most_keys / (FA_SM90_PARTS - 3) + 1,
+                  more = least > longest ? least : longest;
+    return each > more ? each : more;
+}
+
+/* The key tile before which a query tile with so many keys is cut, if the line is cut x behind the tile's begin: 0, or their
+ * number, if one of the parts would be short. */
+FA_SHARED_FUNCTION int32_t fa_sm90_cut_at(const fa_sm90_split *split, int32_t x, int32_t keys,
+                                          int32_t tile_keys)
+{
+    const int32_t tiles = keys > 0 ? (keys + tile_keys - 1) / tile_keys : 1, tile = x / tile_keys,
+                  part = (split->least + 1) / 2;
+    if (x <= 0) return 0;
+    if (x >= keys || tile > tiles - part) return tiles;
+    return tile < part ? 0 : tile;
 }
 
 #endif

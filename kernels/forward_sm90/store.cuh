@@ -20,6 +20,15 @@
 FA_DEVICE int columns_left(const fa_attention_params *p) { return p->d_v - FIRST_COLUMN; }
 FA_DEVICE char *first_output(const work_tile *w) { return w->out + 2 * FIRST_COLUMN; }
 
+/* Bytes from an output row to the one that is `rows` rows behind it. `rows` is a multiple of a power of two, and the row is
+ * less than this power behind such a multiple, so that there is no carry from heads to queries. */
+FA_DEVICE int64_t row_offset(const fa_attention_params *p, const work_tile *w, int rows)
+{
+    int64_t elements = query_of(w, rows) * p->out.stride[1];
+    if (SPLIT) elements += head_of(w, rows) * p->out.stride[2];
+    return 2 * elements;
+}
+
 /* Two neighbours of a row's outputs, times its factor. A factor of 0 gives 0, even for NaN. */
 FA_DEVICE uint32_t pack_outputs(const float *x, float factor)
 {
@@ -50,9 +59,9 @@ FA_DEVICE void buffer_columns(char *buffer, const float *out, const float *facto
 }
 
 /* From the buffer to the caller's rows: 16 bytes a lane, eight lanes a row. to: the lane's first row; three more
- * follow, `step` bytes apart. left: how many rows there are from the first one on; whole: all lanes have all
+ * follow, at these offsets. left: how many rows there are from the first one on; whole: all lanes have all
  * four, so no lane tests it. */
-FA_DEVICE void store_buffer(char *buffer, char *to, int64_t step, int left, bool whole)
+FA_DEVICE void store_buffer(char *buffer, char *to, const int64_t *offsets, int left, bool whole)
 {
     const int lane = threadIdx.x % 32;
     uint4 x[4];
@@ -61,12 +70,12 @@ FA_DEVICE void store_buffer(char *buffer, char *to, int64_t step, int left, bool
         x[part] = *(const uint4 *)buffer_chunk(buffer, part * 4 + lane / 8, lane % 8);
     if (whole) {
 #pragma unroll
-        for (int part = 0; part < 4; part++) ptx_store_global_16(to + part * step, x[part]);
+        for (int part = 0; part < 4; part++) ptx_store_global_16(to + offsets[part], x[part]);
         return;
     }
 #pragma unroll
     for (int part = 0; part < 4; part++)
-        if (part * 4 < left) ptx_store_global_16(to + part * step, x[part]);
+        if (part * 4 < left) ptx_store_global_16(to + offsets[part], x[part]);
 }
 
 FA_DEVICE void store_through_buffer(const fa_attention_params *p, const work_tile *w, char *buffer,
@@ -75,14 +84,16 @@ FA_DEVICE void store_through_buffer(const fa_attention_params *p, const work_til
     const int lane = threadIdx.x % 32, first_column = lane % 8 * 8;
     const int rows = w->rows, row = first_row + lane / 8, columns = columns_left(p);
     const bool whole = rows - first_row >= 16 && columns == VALUE_DIM;
-    const int64_t stride = 2 * p->out.stride[1], step = 4 * stride;
-    char *to = first_output(w) + row * stride + 2 * first_column;
+    char *to = first_output(w) + row_offset(p, w, row) + 2 * first_column;
+    int64_t offsets[4];
+#pragma unroll
+    for (int part = 0; part < 4; part++) offsets[part] = row_offset(p, w, 4 * part);
 #pragma unroll
     for (int column = 0; column < VALUE_DIM; column += 64) {
         __syncwarp(); /* what was in the buffer has been read */
         buffer_columns(buffer, out + column / 2, factor);
         __syncwarp();
-        store_buffer(buffer, to + 2 * column, step,
+        store_buffer(buffer, to + 2 * column, offsets,
                      first_column + column < columns ? rows - row : 0, whole);
     }
 }
@@ -143,12 +154,12 @@ FA_DEVICE void store_rows(const fa_attention_params *p, const work_tile *w, cons
                           const float *factor, int consumer)
 {
     const int first = row_of(consumer, 0), rows = w->rows;
-    char *row = first_output(w) + first * (2 * p->out.stride[1]);
+    char *row = first_output(w) + row_offset(p, w, first);
     uint2 fours[2][VALUE_DIM / 16];
 #pragma unroll
     for (int r = 0; r < 2; r++) gather_row(fours[r], out, r, factor[r]);
     if (first < rows) store_row(p, fours[0], row);
-    if (first + 8 < rows) store_row(p, fours[1], row + 8 * (2 * p->out.stride[1]));
+    if (first + 8 < rows) store_row(p, fours[1], row + row_offset(p, w, 8));
 }
 
 #if HIDES_VALUES
@@ -199,8 +210,10 @@ FA_DEVICE bool store_outputs(const fa_attention_params *p, const work_tile *w, c
                              const row_state *rows, float *out, int consumer)
 {
 #if SPLIT
-    store_part(w, rows, out, consumer);
-    return false;
+    if (w->sums) {
+        store_part(w, rows, out, consumer);
+        return false;
+    }
 #endif
     const int first = row_of(consumer, 0);
     float factor[2];

@@ -20,10 +20,12 @@ typedef struct work_tile {
      * others. 0: its rows see nothing, or it has no rows. */
     int32_t needed[CONSUMERS];
     int32_t lo, hi, n_k;
-    int32_t queries, rows; /* its queries; its rows of the outputs, which are stored */
-    char *out; /* the first row of its outputs; SPLIT: of its sums in the workspace, float32 */
+    int32_t queries, rows; /* its rows of queries; its rows of the outputs, which are stored */
+    char *out; /* the first row of its outputs; of a part: of its sums in the workspace, float32 */
 #if SPLIT
-    fa_sm90_row_sum *sums; /* of the first row: its base and its sum of weights */
+    int32_t group_bits; /* its rows are those of 2^group_bits heads for each query (split.h) */
+    fa_sm90_row_sum *
+        sums; /* of a part's first row: its base and its sum of weights; NULL: all keys are in one part */
 #endif
     /* Of each consumer: key tiles that all its rows see whole; and the first key tile before which all its rows have
      * seen a key. */
@@ -45,16 +47,32 @@ FA_DEVICE int32_t saturate(int64_t x) { return fa_sm90_saturate(x); }
 
 FA_DEVICE int clamp(int x, int upper) { return max(0, min(x, upper)); }
 
+/* The rows of so many queries. */
+#if SPLIT
+FA_DEVICE int rows_of(const work_tile *w, int queries) { return queries << w->group_bits; }
+#else
+FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, queries; }
+#endif
+
+/* The query and the head of a row, counted from the work tile's first ones. */
+#if SPLIT
+FA_DEVICE int query_of(const work_tile *w, int row) { return row >> w->group_bits; }
+FA_DEVICE int head_of(const work_tile *w, int row) { return row & ((1 << w->group_bits) - 1); }
+#else
+FA_DEVICE int query_of(const work_tile *w, int row) { return (void)w, row; }
+FA_DEVICE int head_of(const work_tile *w, int row) { return (void)w, (void)row, 0; }
+#endif
+
 /* The keys [lo, hi) that a query may see, counted from the work tile's first key. */
 typedef struct key_range {
     int lo, hi;
 } key_range;
 
-/* The keys of query i. Rows after the last query see the same keys as the last query. */
+/* The keys of row i. Rows after the last query see the same keys as the last query. */
 FA_DEVICE key_range find_key_range(const work_tile *w, int i)
 {
-    const int row = min(i, max(w->queries, 1) - 1);
-    const key_range range = {w->lo + row, clamp(w->hi + row, w->n_k)};
+    const int query = query_of(w, min(i, max(w->queries, 1) - 1));
+    const key_range range = {w->lo + query, clamp(w->hi + query, w->n_k)};
     return range;
 }
 
@@ -73,21 +91,11 @@ FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
 
 #if SPLIT
 
-/* The first key tile of a part. key_tiles: those that the query tile sees. */
-FA_DEVICE int find_first_of_part(const fa_sm90_split *split, int part, int key_tiles)
+/* Leaves of a work tile the key tiles from `first` to `end`, as far as there are so many. A part without keys, which
+ * superfluous tasks have, keeps one key tile, because each work tile has one; nobody needs it. */
+FA_DEVICE void take_part(int first, int end, work_tile *w)
 {
-    return split->part_tiles ? part * split->part_tiles
-                             : (int)((uint32_t)(part * key_tiles) / (uint32_t)split->parts);
-}
-
-/* Leaves of a work tile the key tiles of a part of them. A part without keys, which superfluous tasks and empty shares
- * have, keeps one key tile, because each work tile has one; nobody needs it. */
-FA_DEVICE void take_part(const fa_sm90_split *split, int part, work_tile *w)
-{
-    const int first = find_first_of_part(split, part, w->key_tiles),
-              skipped = min(first, w->key_tiles) * KEYS;
-    const int end = find_first_of_part(split, part + 1, w->key_tiles),
-              tiles = min(w->key_tiles, end) - first;
+    const int skipped = min(first, w->key_tiles) * KEYS, tiles = min(w->key_tiles, end) - first;
     w->key_tiles = max(tiles, 1);
     w->first_key += skipped;
     w->n_k = tiles > 0 ? min(w->n_k - skipped, tiles * KEYS) : 0;
@@ -126,12 +134,11 @@ FA_DEVICE fa_sm90_reach find_reach(const fa_attention_params *p, const fa_sm90_p
 }
 
 /* The key tiles that the queries may see: at least one, which may be completely masked. */
-FA_DEVICE void find_key_tiles(const fa_attention_params *p, const fa_sm90_params *s, work_tile *w)
+FA_DEVICE void find_key_tiles(fa_sm90_reach reach, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
-    const fa_sm90_reach reach = find_reach(p, s, t);
     const int first = (int)t->first;
-    w->queries = max(0, min((int)t->n_q - first, QUERIES));
+    w->queries = max(0, min(rows_of(w, (int)t->n_q - first), QUERIES));
     w->n_k = (int32_t)t->n_k;
     w->hi = reach.hi >= UNBOUNDED ? UNBOUNDED : min(reach.hi + first, UNBOUNDED);
     w->lo = reach.lo <= -UNBOUNDED ? -UNBOUNDED : min(reach.lo + first, UNBOUNDED);
@@ -190,17 +197,6 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
 
 #if SPLIT
 
-/* The query tile of a part, if tiles are numbered by sequence. */
-FA_DEVICE fa_tile find_tile_of_sequence(const fa_attention_params *p, const fa_sm90_split *split,
-                                        const fa_sm90_part *part)
-{
-    const uint32_t tiles = (uint32_t)split->sequence_tiles, batch = (uint32_t)part->tile / tiles;
-    fa_tile t;
-    fa_locate_sequence(p, batch, part->head, &t);
-    t.first = (int64_t)((uint32_t)part->tile - batch * tiles) * QUERIES;
-    return t;
-}
-
 /* Task number `task`: a query tile and a part of its keys. Returns false if there are no rows, or no such task. */
 FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
                                   int64_t task, work_tile *w)
@@ -209,14 +205,14 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     const fa_tile *t = &w->query_tile;
     const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
     const int64_t row = task * QUERIES;
-    if (s->split.sequence_tiles) w->query_tile = find_tile_of_sequence(p, &s->split, &part);
-    else w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
+    w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
+    w->group_bits = 0;
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = (char *)(s->split.out + row * VALUE_DIM);
     w->sums = s->split.sums + row;
-    find_key_tiles(p, s, w);
-    take_part(&s->split, part.number, w);
+    find_key_tiles(find_reach(p, s, t), w);
+    take_part(part.number * s->split.part_tiles, (part.number + 1) * s->split.part_tiles, w);
     find_tiles_of_consumers(w);
     find_options(p, s, w);
     return true;
@@ -235,7 +231,7 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
-    find_key_tiles(p, s, w);
+    find_key_tiles(find_reach(p, s, t), w);
     find_tiles_of_consumers(w);
     find_options(p, s, w);
     return true;

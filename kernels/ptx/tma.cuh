@@ -39,7 +39,17 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
                  : "memory");
 }
 
-/* The same into each block of the cluster whose bit is set in `blocks`, at the same address. The
+/* The same with five axes. */
+FA_DEVICE void ptx_tma_load_5d(void *shared, const void *map, uint64_t *barrier, int x, int y,
+                               int z, int w, int v)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(ptx_shared_address(shared)),
+                 "l"(map), "r"(ptx_shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+                 : "memory");
+}
+
+/* The same with four axes into each block of the cluster whose bit is set in `blocks`, at the same address. The
  * bytes count towards each block's own barrier. */
 FA_DEVICE void ptx_tma_load_4d_blocks(void *shared, const void *map, uint64_t *barrier, int x,
                                       int y, int z, int w, int blocks)

@@ -109,7 +109,7 @@ typedef struct fa_cuda_backward_sm80_launch {
     size_t semaphores_offset;
     int64_t heads_together;
     bool low_parts;
-    int splits, keys, head_dim; /* as in fa_backward_sm80_params */
+    int splits, query_parts, keys, head_dim; /* as in fa_backward_sm80_params */
     size_t key_sums_offset;
 } fa_cuda_backward_sm80_launch;
 

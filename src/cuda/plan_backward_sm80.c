@@ -36,6 +36,7 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
     params->uniform = fa_cuda_uniform_lengths(p);
     params->low_parts = x->low_parts;
     params->splits = x->splits;
+    params->query_parts = x->query_parts;
     params->keys = x->keys;
     params->head_dim = x->head_dim;
     params->key_sums = x->splits > 1 ? (float *)(void *)(workspace + x->key_sums_offset) : NULL;
@@ -122,11 +123,32 @@ static int count_smem(const fa_variant *v)
                                  v->group_rows, v->stages, v->slices);
 }
 
+/* Pairs of a query and a key of a head that tiles of so many keys compute. */
+static int64_t count_pairs(const fa_problem *p, int keys)
+{
+    const int64_t diagonal = p->diagonal_given ? p->diagonal : p->n_k - p->n_q;
+    int64_t pairs = 0;
+    for (int64_t key = 0; key < p->n_k; key += keys) {
+        const int64_t hidden = p->causal && key > diagonal ? key - diagonal : 0;
+        if (hidden < p->n_q) pairs += keys * (p->n_q - hidden);
+    }
+    return pairs;
+}
+
+/* Whether a variant of short sequences is better than one with twice as many keys in a tile, although it computes a pair in some
+ * 6% more time (H200, tf32, head dim 64: causal n 128, 300, 512 1.33, 1.27, 1.12, n 1k 0.95; full n 130, 300 1.46, 1.25). If
+ * lengths are on the device, the longest sequence is another item's, which must not matter. */
+static bool wants_short(const fa_problem *p, const fa_variant *v)
+{
+    if (fa_cuda_has_own_lengths(p) || p->window_left >= 0 || p->n_k > 1024) return false;
+    return 100 * count_pairs(p, 2 * v->keys) >= 108 * count_pairs(p, v->keys);
+}
+
 /* Whether a variant is for the problem; one with every option also does without. */
 static bool takes(const fa_variant *v, const fa_problem *p)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    return v->head_dim >= dim && has_type(v, p) &&
+    return v->head_dim >= dim && has_type(v, p) && (!v->short_rows || wants_short(p, v)) &&
            (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
 }
 
@@ -219,7 +241,7 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
 /* Sums, unless they are in dq; rows; factors; float16 parts and their powers; semaphores if sums have one order, which also
  * makes an item's sums independent of the batch; sums of splits. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
-                           const fa_cuda_plan_launch *main, int with, int splits)
+                           const fa_cuda_plan_launch *main, int with, int splits, int query_parts)
 {
     const fa_problem *p = x->problem;
     const fa_variant *v = &fa_variants[main->variant];
@@ -249,6 +271,7 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
         x->plan->workspace_bytes +=
             tiles * FA_BACKWARD_SM80_SEMAPHORES(v->element, v->head_dim) * sizeof(int32_t);
     own.splits = splits;
+    own.query_parts = query_parts;
     own.keys = v->keys;
     own.head_dim = v->head_dim;
     own.key_sums_offset = (x->plan->workspace_bytes + 255) / 256 * 256;
@@ -272,6 +295,27 @@ static const char *arithmetic_of(const fa_variant *v)
     }
 }
 
+/* Blocks that share the queries of a head, if a round of blocks has places left. With fewer queries the launch that adds up
+ * gradients of keys would take longer than is won. */
+static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running)
+{
+    const int64_t least = 128, most = p->max_q / least; /* queries of a part */
+    if (tasks == 0 || p->batch_invariant) return 1;
+    const int64_t parts = running / tasks;
+    return (int)(parts < 1 || most < 1 ? 1 : parts < most ? parts : most);
+}
+
+static bool add_finish_keys(const fa_cuda_planning *x, const fa_cuda_plan_launch *main, int splits)
+{
+    if (splits == 1) return true;
+    if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
+                                 FA_BACKWARD_SM80_PASS_THREADS, queue_sm80, main, splits))
+        return false;
+    fa_cuda_plan_launch *l = &x->plan->launches[x->plan->count - 1];
+    l->grid = fa_cuda_grid(l->tasks * FA_BACKWARD_SM80_KEY_SLICES);
+    return true;
+}
+
 static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
@@ -288,13 +332,13 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    const int splits =
-        fa_cuda_count_splits(p, main->tasks, count_running(x->device, v, count_smem(v)));
+    const int64_t running = count_running(x->device, v, count_smem(v));
+    const int of_heads = fa_cuda_count_splits(p, main->tasks, running),
+              query_parts = count_query_parts(p, main->tasks * of_heads, running),
+              splits = of_heads * query_parts;
     if (splits > 1) fa_cuda_set_tasks(main, main->tiles, main->tasks * splits);
-    if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
-                                 FA_BACKWARD_SM80_PASS_THREADS, queue_sm80, main, splits))
-        return false;
-    plan_workspace(x, prepare, main, with, splits);
+    if (!add_finish_keys(x, main, splits)) return false;
+    plan_workspace(x, prepare, main, with, splits, query_parts);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE, NULL);
 }
@@ -381,8 +425,12 @@ const fa_cuda_family fa_cuda_backward_tf32 = {
 };
 
 /* With many key tiles, sums in dq itself cost more than the launch that they save (4 x 96 heads of
- * dim 128 on an H100, tf32: n 512 3.4% faster, n 1k equal, n 4k 1.6% slower). */
-static bool is_long(const fa_problem *p) { return p->n_k > 1024; }
+ * dim 128 on an H100, tf32: n 512 3.4% faster, n 1k equal, n 4k 1.6% slower). So they do for wide heads, which have small key
+ * tiles (H200, n 512: head dim 256 2.0% faster, 384 2.5% slower, 512 2.2% slower). */
+static bool has_many_additions(const fa_problem *p)
+{
+    return p->n_k > 1024 || p->d > 256 || p->d_v > 256;
+}
 
 /* In float32 grade, tf32x3_corrected has its sums in dq, too, and is more exact. That needs no
  * words. */
@@ -390,7 +438,7 @@ static bool is_slower_in_place(const fa_problem *p, const fa_cuda_device *device
                                size_t size)
 {
     (void)device, (void)why, (void)size;
-    return is_long(p) || p->precision != FA_PRECISION_TF32;
+    return has_many_additions(p) || p->precision != FA_PRECISION_TF32;
 }
 
 /* From Hopper on, which adds four neighbours of a row at once. */
@@ -409,7 +457,8 @@ static bool plan_corrected(const fa_problem *p, const fa_cuda_device *device, fa
                            char *why, size_t size)
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
-    const bool in_place = fa_cuda_is_tried(&fa_cuda_backward_tf32_in_place, device) && !is_long(p);
+    const bool in_place =
+        fa_cuda_is_tried(&fa_cuda_backward_tf32_in_place, device) && !has_many_additions(p);
     return plan_float32(&x, &of_tf32x3, CORRECTED | (in_place ? IN_PLACE : 0));
 }
 

@@ -228,21 +228,36 @@ static bool is_ordered(const fa_problem *p)
 /* The kernels for the widest head dims have their own tiles and threads. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 
+/* Whether there is no mask, all sequences have the same lengths, and a key head has one query head. */
+static bool is_full(const fa_problem *p)
+{
+    return !p->causal && p->window_left < 0 && p->window_right < 0 && !fa_cuda_has_own_lengths(p) &&
+           p->heads_q == p->heads_kv;
+}
+
+/* Whether it takes the variants for head dim 128. */
+static bool is_above_96(const fa_problem *p) { return p->d > 96 || p->d_v > 96; }
+
+static int64_t count_key_tiles(const fa_problem *p)
+{
+    return fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
+}
+
 /* Whether blocks take turns where any order would do, in short sequences without a mask. Their first shares of dQ are stored, so nobody
  * clears the sums, and a head has few blocks that wait. There must be enough of them (rate over that of any order, H200: head dim
  * 128, n 200, 256, 384, 512, 640, 1000 1.07, 1.06, 1.05, 1.01, 1.04, 0.97; with two rounds of blocks 0.97 to 0.98. Head dim 64, n
  * 256, 384, 512, 640, 768 1.01, 1.01, 1.04, 1.02, 1.00; with eight rounds 1.00, with four 0.92. 2,048 queries for 512 keys 1.08 and 0.95.
- * Four query heads for a key/value head 0.97 and 0.92). columns: the widest head dim of the variant. */
+ * Four query heads for a key/value head 0.97 and 0.92). With three or four key tiles in up to four rounds joined launches are faster
+ * (see fills_rounds). columns: the widest head dim of the variant. */
 static bool is_short_and_full(const fa_problem *p, const fa_cuda_device *device, int columns)
 {
     const int64_t tiles = fa_cuda_count_tiles(p->n_k, FA_BACKWARD_SM90_KEYS),
                   blocks = tiles * p->heads_kv * p->batch;
-    if (p->causal || p->window_left >= 0 || p->window_right >= 0 || fa_cuda_has_own_lengths(p) ||
-        p->heads_q > p->heads_kv || tiles > 5)
-        return false;
+    if (!is_full(p) || tiles > 5) return false;
     if (columns == 64)
         return tiles > 2 && p->n_q <= p->n_k && blocks >= 11 * device->multiprocessors;
-    return columns == 128 && tiles > 1 && blocks >= 3 * device->multiprocessors;
+    return columns == 128 && tiles > 1 &&
+           blocks >= (tiles == 3 || tiles == 4 ? 4 : 3) * device->multiprocessors;
 }
 
 /* Whether wide heads take turns where any order would do. Their first shares of dQ are stored, so nobody clears the sums, and under
@@ -708,13 +723,21 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
     return true;
 }
 
-/* Blocks that share the queries of a head with one key tile, if there are fewer heads than multiprocessors. With fewer query
- * tiles the launch that adds up gradients of keys would take longer than is won: a tile takes one or two microseconds. */
-static int count_query_parts(const fa_problem *p, int64_t tasks, const fa_cuda_device *device)
+/* Blocks that share the queries of a head, if there are fewer key tiles than multiprocessors. To leave sums of dK and dV and to add
+ * them up takes some 8 us, a query tile 1.2 us at head dim 64 and 1.9 at 128 (H200, rate over that of one part: head dim 128, 10
+ * query tiles in 3 parts 0.98, 12 in 2 1.08, 18 in 3 1.37 to 1.44, 32 in 2 1.37, 64 in 2 1.48, 128 in 2 1.74; head dims 192 and 128, 32 in
+ * 2 1.40; head dim 64, 16 in 2 0.98, 32 in 2 1.27, 64 in 2 1.57). With one key tile there are no sums of dQ, and fewer tiles are enough. */
+static int count_query_parts(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                             const fa_cuda_device *device)
 {
-    const int64_t enough = 6, each = 2;
+    const int64_t enough = v->single_tiles         ? 6
+                           : find_columns(v) == 64 ? 24
+                                                   : 12,
+                  each = v->single_tiles ? 2 : 4;
     const int64_t tiles = fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
-    if (tasks == 0 || tiles < enough) return 1;
+    if (v->options || v->ordered || v->chained || v->joined || is_wide(v) || is_ordered(p) ||
+        tasks == 0 || tiles < enough)
+        return 1;
     return (int)clamp(device->multiprocessors / tasks, 1, tiles / each);
 }
 
@@ -736,7 +759,7 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
 {
     const int64_t tasks = main->tasks;
     own->splits = fa_cuda_count_splits(p, tasks, count_takers(v, device));
-    own->query_parts = v->single_tiles ? count_query_parts(p, tasks * own->splits, device) : 1;
+    own->query_parts = count_query_parts(p, v, tasks * own->splits, device);
     own->splits *= own->query_parts;
     own->keys = find_keys(v);
     own->head_dim = find_columns(v);
@@ -757,8 +780,15 @@ static bool add_finish_keys(const fa_cuda_planning *x, const fa_variant *v,
 {
     const fa_variant *finish = &fa_variants[FA_FIRST_backward_finish_keys_sm90];
     while (finish->element != v->element) finish++;
-    return fa_cuda_add_finish_keys(x, finish, FA_BACKWARD_SM90_PASS_THREADS, queue_sm90, main,
-                                   splits);
+    if (!fa_cuda_add_finish_keys(x, finish, FA_BACKWARD_SM90_PASS_THREADS, queue_sm90, main,
+                                 splits))
+        return false;
+    if (splits == 1) return true;
+    fa_cuda_plan_launch *l = &x->plan->launches[x->plan->count - 1];
+    l->grid = fa_cuda_grid(l->tasks *
+                           FA_BACKWARD_SM90_KEY_SLICES(find_columns(v), find_value_columns(v)));
+    l->overlaps = true;
+    return true;
 }
 
 /* The map of dQ where blocks store it. Gradients may be missing: a workspace is asked for before they are known. */
@@ -886,7 +916,8 @@ static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
         main =
             find_launch(plan, FA_FIRST_backward_sm90_persistent, FA_END_backward_sm90_persistent);
     if (!main || main->tasks == 0 || main->backward_sm90.ordered ||
-        main->backward_sm90.first_stored || !main->backward_sm90.heads_in_order)
+        main->backward_sm90.first_stored || !main->backward_sm90.heads_in_order ||
+        main->backward_sm90.query_parts > 1)
         return NULL;
     const fa_variant *v = &fa_variants[main->variant];
     return FA_BACKWARD_SM90_CLEARS_AHEAD(v->ordered, v->options, v->joined) ? main : NULL;
@@ -1065,9 +1096,22 @@ static int64_t count_chains_at_once(const fa_cuda_device *device, int64_t tiles)
     return device->multiprocessors / 18 * (16 / tiles);
 }
 
+/* Whether three key tiles are faster in several rounds of blocks (head dim 128, H200, rate over that of the other families): under a
+ * causal mask n 282, 305, 359 and 384 with 128 heads 1.06, 1.08, 1.08, 1.12, with 512 1.06, 1.07, 1.065, 1.075; without one n 359 and
+ * 384 with 128 0.97, 0.98, with 256 1.03, 1.02, with 512 1.00, 1.02, n 282 and 305 0.93 to 0.98, where the last block is a short one. */
+static bool is_fast_in_rounds(const fa_problem *p, const fa_cuda_device *device)
+{
+    const int64_t tiles = count_key_tiles(p), blocks = tiles * p->heads_kv * p->batch,
+                  last = p->rows_k - (tiles - 1) * FA_BACKWARD_SM90_KEYS;
+    if (tiles != 3 || !is_above_96(p) || p->rows_q >= p->rows_k + FA_BACKWARD_SM90_QUERIES)
+        return false;
+    if (p->causal) return blocks * 3 > 8 * device->multiprocessors;
+    return last > FA_BACKWARD_SM90_KEYS / 2 && blocks >= 5 * device->multiprocessors;
+}
+
 /* Rate over that of the other families (H200): two key tiles, from one round of blocks to 15, 1.05 to 1.5. More in one round: causal,
  * head dim 64, 5, 6 and 8 key tiles 1.23, 1.16, 1.07, 128, 3, 4, 5 and 7 1.09 to 1.2, 1.06 to 1.2, 1.13, 0.94; full, head dim 64, 3
- * and 4 1.28, 1.16, 128, 3, 5 and 8 1.07 to 1.2, 0.93, 0.77. In more rounds 3 and 4 0.97 to 1.03. A tile takes longer here, so with many
+ * and 4 1.28, 1.16, 128, 3, 5 and 8 1.07 to 1.2, 0.93, 0.77. In more rounds 4 0.93 to 0.98. A tile takes longer here, so with many
  * query tiles nothing is won. That needs no words. */
 static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
@@ -1077,7 +1121,8 @@ static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, cha
                   most = p->causal ? (narrow ? 8 : 5) : (narrow ? 4 : 3);
     const bool square = p->causal && p->rows_q < p->rows_k + FA_BACKWARD_SM90_QUERIES;
     if (!is_chain(p) || tiles > most || (!square && p->rows_q > 512)) return true;
-    return tiles > 2 && p->heads_kv * p->batch > count_chains_at_once(device, tiles);
+    return tiles > 2 && p->heads_kv * p->batch > count_chains_at_once(device, tiles) &&
+           !is_fast_in_rounds(p, device);
 }
 
 static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -1109,14 +1154,25 @@ static bool is_short(const fa_problem *p)
     return p->rows_q <= FA_BACKWARD_SM90_KEYS && p->rows_k <= FA_BACKWARD_SM90_KEYS;
 }
 
+/* Whether there is no mask, head dim 128, and least_tiles to 16 key tiles in more than so many rounds of blocks. */
+static bool has_many_rounds(const fa_problem *p, const fa_cuda_device *device, int least_tiles,
+                            int rounds)
+{
+    const int64_t tiles = count_key_tiles(p), blocks = tiles * p->heads_kv * p->batch;
+    return is_full(p) && is_above_96(p) && p->n_q == p->n_k && tiles >= least_tiles &&
+           tiles <= 16 && blocks > rounds * device->multiprocessors;
+}
+
 /* Of head dims above 64 blocks that are not persistent are as fast, or faster (head dim 128 on an H200, n 4k
  * causal: 523 TFLOP/s, persistent 498; head dim 64: 461, persistent 475). But a short block waits for its
  * loads most of the time, and a persistent one loads ahead (head dim 128, n 128 causal: 0.308 ms, persistent
- * 0.293; full, joined launches: 0.384 and 0.353). That needs no words. */
+ * 0.293; full, joined launches: 0.384 and 0.353). Neither does it wait where there are 16 rounds of blocks and more, without a mask (n
+ * 512, 640, 768 and 1k with 768 heads 1.07, 1.04, 1.06, 1.04, n 896, 1k, 1.1k, 1.3k and 2k with 320 1.06, 1.03, 1.02, 1.04, 1.04; in
+ * fewer rounds 0.95 to 1.02). That needs no words. */
 static bool is_above_64(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
-    (void)device, (void)why, (void)size;
-    return (p->d > 64 || p->d_v > 64) && !is_short(p);
+    (void)why, (void)size;
+    return (p->d > 64 || p->d_v > 64) && !is_short(p) && !has_many_rounds(p, device, 4, 16);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90_persistent = {
@@ -1138,7 +1194,8 @@ static bool refuse_packed(const fa_problem *p, char *why, size_t size)
 
 /* Whether the key tiles are one round of blocks at most, or up to eight rounds that are nearly full (rate of three launches over
  * that of one, H200, head dim 128: n 512, 17 heads 1.17, n 1k, 8 heads 1.14, n 4k, 4 heads 1.03; n 1k, 50 and 80 heads, 3.03 and
- * 4.85 rounds, 0.94 and 1.08; n 4k, 13, 20 and 33 heads, 3.15, 4.85 and 8 rounds, 0.99, 1.04, 1.05; n 8k, 2.9 rounds, 0.96). */
+ * 4.85 rounds, 0.94 and 1.08; n 4k, 13, 20 and 33 heads, 3.15, 4.85 and 8 rounds, 0.99, 1.04, 1.05; n 8k, 2.9 rounds, 0.96). But not
+ * three or four rounds of three or four key tiles (n 282, 384 and 448 with 128 heads 0.97, 0.97, 0.91). */
 static bool fills_rounds(const fa_problem *p, const fa_cuda_device *device)
 {
     const int64_t room = device->multiprocessors,
@@ -1146,21 +1203,26 @@ static bool fills_rounds(const fa_problem *p, const fa_cuda_device *device)
                   heads = p->heads_kv * p->batch;
     const int64_t tasks = tiles * heads * fa_cuda_count_splits(p, tiles * heads, room);
     const int64_t rounds = (tasks + room - 1) / room;
-    return tasks <= room || (rounds <= 8 && tiles <= 32 && tasks * 100 >= rounds * room * 96);
+    if (tasks <= room) return true;
+    if (is_full(p) && is_above_96(p) && tiles <= 4 && rounds >= 3) return false;
+    return rounds <= 8 && tiles <= 32 && tasks * 100 >= rounds * room * 96;
 }
 
 /* One launch is faster without a mask above head dim 64, unless one order of sums is faster still (16,384
  * tokens on an H100, head dim 128, one launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k
  * 649 and 646; head dim 64, n 1k: 388 and 417). Under a causal mask it was faster on one GPU (n 4k 531 and
- * 505), and on others up to 9% slower. Windows are not measured. Short sequences have persistent blocks.
+ * 505), and on others up to 9% slower. Windows are not measured. Short sequences have persistent blocks. With 9 to 16 key tiles in more than
+ * eight rounds three launches are faster (head dim 128, H200, n 1.1k with 128 and 320 heads 1.03, 1.01, n 1.3k 1.01, 1.02, n 1.7k with
+ * 192 1.02).
  * That needs no words. */
 static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, char *why,
                             size_t size)
 {
     (void)why, (void)size;
-    const bool in_order = (p->d > 96 || p->d_v > 96) && is_short_and_full(p, device, 128);
+    const bool in_order = is_above_96(p) && is_short_and_full(p, device, 128);
+    const bool many = has_many_rounds(p, device, 4, 16) || has_many_rounds(p, device, 9, 8);
     return (p->d <= 64 && p->d_v <= 64) || p->causal || p->window_left >= 0 ||
-           p->window_right >= 0 || is_short(p) || in_order || fills_rounds(p, device);
+           p->window_right >= 0 || is_short(p) || in_order || many || fills_rounds(p, device);
 }
 
 static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *device,

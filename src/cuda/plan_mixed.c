@@ -22,6 +22,7 @@
 #include "cuda/plan_decode.h"
 #include "cuda/plan_decode_sm90.h"
 #include "cuda/plan_sm90.h"
+#include "cuda/plan_split_sm90.h"
 
 /* The kernels for many queries, fastest first. */
 static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_sm90, &fa_cuda_forward_sm80,
@@ -46,14 +47,16 @@ static bool is_uniform(const fa_problem *p, const fa_cuda_device *device, char *
 }
 
 /* Whether there are so few work tiles that all multiprocessors are busy only with split keys. These take sequences of
- * few queries as well; if most sequences are such, their keys would be read once for each query head. */
+ * few queries as well, and read their keys once for each query head. The others are as few as there can be. */
 static bool is_slower_than_split(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
     fa_cuda_plan other;
-    if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0 ||
-        p->rows_q / p->batch <= fa_cuda_most_few(p) || split->slower(p, device, NULL, 0))
+    fa_problem many = *p;
+    if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0)
         return false;
+    many.batch = fa_cuda_count_tiles(p->rows_q, p->max_q);
+    if (!fa_cuda_is_split_faster(p, &many, device)) return false;
     fa_cuda_plan_begin(device, split, &other);
     return split->plan(p, device, &other, NULL, 0);
 }

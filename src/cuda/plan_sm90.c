@@ -135,7 +135,9 @@ static int32_t find_box(const fa_problem *p, const fa_variant *v, int rows)
 static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_map_shape maps[3])
 {
     const int32_t box_k = find_box(p, v, rows_k(v)), box_v = find_box(p, v, rows_v(v));
-    fa_cuda_map_view(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
+    if (v->split)
+        fa_cuda_map_groups(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 1, 64);
+    else fa_cuda_map_view(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
     fa_cuda_map_view(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box_k);
     fa_cuda_map_view(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box_v);
     for (int i = 0; i < 3 && is_tf32(v); i++) maps[i].element = v->element; /* TMA rounds to it */

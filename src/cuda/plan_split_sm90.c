@@ -1,8 +1,8 @@
 /*
  * forward_sm90_split: the forward pass on Hopper with split keys, for problems with too few work tiles for all
  * multiprocessors. Each work tile has a part of the keys, and a second launch merges the parts. A model of the time
- * decides how many key tiles a part has, and whether splitting is faster at all. If lengths are on the device, it decides
- * how many parts a work tile has.
+ * decides how many key tiles a part has, and whether splitting is faster at all. If lengths are on the device, parts are
+ * what sections of the line of all work have (split.h).
  */
 #include "cuda/plan_split_sm90.h"
 
@@ -12,6 +12,7 @@
 #include "../../kernels/common/packed.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
+#include "cuda/plan_decode.h"
 #include "cuda/plan_sm90.h"
 
 /* The model, for an H200. Rates are those of long rows. */
@@ -24,22 +25,33 @@ static const double block_seconds =
 static const double merge_seconds = 2.5e-6; /* of the second launch besides its loads */
 static const double memory_rate = 3e12;     /* bytes a second, of sums that are stored and loaded */
 
+/* The time of a key tile of one consumer, relative to that of two. */
+static const double share_of_one_consumer = 0.65;
+
+/* The model must be so many times as fast with heads that share query tiles, if lengths are not on the device. */
+static const double least_gain_of_sharing = 1.2;
+
 /* The model must be so many times as fast with split keys: it is not exact. */
 static const double least_gain = 1.1;
 
-/* The same if lengths are on the device: they may be shorter than they can be, and merging has to read them. */
-static const double least_gain_of_shares = 1.15;
+/* The same if lengths are on the device: they may be shorter than they can be. */
+static const double least_gain_of_sections = 1.05;
 
 /* The average length of packed sequences, relative to the longest one: a guess, because only the device knows. */
 static const double average_share = 0.7;
 
 enum {
-    NARROW = 64,        /* the largest head dim that has the lower rate */
-    LEAST_QUERIES = 33, /* fewer are for decode_sm90 */
-    LEAST_KEYS = 1024,  /* fewer take hardly longer than a launch */
+    NARROW = 64,         /* the largest head dim that has the lower rate */
+    QUERY_BOX = 64,      /* rows of a consumer */
+    MOST_GROUP_BITS = 6, /* log2 of them */
+    LEAST_KEYS = 1024,   /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
-    MOST_ROUNDS = 10,           /* with more, the last one can hardly be a tenth of the time */
-    MOST_ROUNDS_OF_SHARES = 2,  /* of parts, if lengths are on the device */
+    MOST_ROUNDS = 10,            /* with more, the last one can hardly be a tenth of the time */
+    MOST_ROUNDS_OF_SECTIONS = 4, /* the same if lengths are on the device; */
+    MOST_ROUNDS_OF_CACHES = 16,  /* causal, with keys in a cache */
+    SLOTS_OF_SECTION = 2,
+    LEAST_SECTION = 4, /* key tiles */
+    CACHED_BYTES = 80 << 20,
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
     ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
@@ -53,9 +65,10 @@ static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; 
  * for these kernels, which never run them. */
 static bool refuse_split(const fa_problem *p, char *why, size_t size)
 {
-    if (p->max_q < LEAST_QUERIES || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 || p->d_v < 1) {
-        fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected %d or more",
-                    p->max_q, (int)LEAST_QUERIES);
+    if (p->max_q <= fa_cuda_most_few(p) || p->n_k < 1 || count_heads(p) < 1 || p->d < 1 ||
+        p->d_v < 1) {
+        fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected more than %" PRId64,
+                    p->max_q, fa_cuda_most_few(p));
         return true;
     }
     const char *option = p->batch_invariant          ? "options.flags has FA_BATCH_INVARIANT"
@@ -70,9 +83,10 @@ static bool refuse_split(const fa_problem *p, char *why, size_t size)
 /* What is split. Query i sees keys before i + reach, if there are so many. */
 typedef struct shape {
     const fa_variant *variant;
-    int64_t heads, tiles;
+    int64_t heads, tiles;                  /* groups of heads, if these share query tiles */
     int64_t rows_q, n_k, reach, most_keys; /* of a query tile, counted from its first key */
     int queries, keys;                     /* of a tile */
+    int rows, group_bits;                  /* of a query tile; log2 of heads that share it */
     double tile_seconds;
 } shape;
 
@@ -112,6 +126,7 @@ static shape find_shape(const fa_problem *p, const fa_variant *v)
                .reach = unbounded,
                .most_keys = p->n_k,
                .queries = FA_SM90_QUERIES(v->consumers),
+               .rows = FA_SM90_QUERIES(v->consumers),
                .keys = v->keys,
                .tile_seconds = find_tile_seconds(v)};
     const int64_t diagonal =
@@ -160,7 +175,7 @@ static int64_t count_tasks(const shape *s, int64_t part_tiles)
 
 static double count_bytes(const shape *s, int64_t tasks)
 {
-    return (double)tasks * s->queries *
+    return (double)tasks * s->rows *
            (s->variant->value_dim * (double)sizeof(float) + ROW_SUM_BYTES);
 }
 
@@ -170,7 +185,7 @@ static fa_sm90_split cut_keys(const shape *s, int64_t part_tiles)
                            .parts = (int32_t)count_parts(s, part_tiles),
                            .heads = (int32_t)s->heads,
                            .tiles = (int32_t)s->tiles,
-                           .queries = s->queries,
+                           .queries = s->rows,
                            .value_dim = s->variant->value_dim};
     for (int32_t part = 0; part < split.parts; part++) {
         const int64_t first = part == 0 ? 0 : first_tile_beyond(s, part * part_tiles * s->keys);
@@ -280,7 +295,8 @@ static double alternating_seconds(const shape *s, int64_t block, int64_t blocks)
 /* For forward_sm90, by the order of its tasks. */
 static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const shape s = find_shape(p, &fa_variants[l->variant]);
+    shape s = find_shape(p, &fa_variants[l->variant]);
+    if (p->rows_q <= QUERY_BOX) s.tile_seconds *= share_of_one_consumer;
     const int64_t blocks = l->grid;
     const double longest = round_seconds(&s, count_key_tiles(&s, s.tiles - 1));
     const double pair = longest + round_seconds(&s, count_key_tiles(&s, 0));
@@ -328,10 +344,30 @@ static choice choose_length(const shape *s, const fa_cuda_device *device)
     return best;
 }
 
-/* ---- Lengths on the device ------------------------------------------------------------------- */
+/* ---- Sections -------------------------------------------------------------------------------- */
+
+/* How many query heads of a group share query tiles: the largest power of two that divides their number. Each head's rows
+ * are at the same distance from the one before it. */
+static int choose_group_bits(const fa_problem *p)
+{
+    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
+    int bits = 0;
+    if (group > 1 && fa_cuda_is_broadcast(&p->q, 2)) return 0;
+    while (bits < MOST_GROUP_BITS && group >> bits > 1 && (group >> bits) % 2 == 0) bits++;
+    return bits;
+}
+
+static shape share_tiles(shape s, int group_bits)
+{
+    s.group_bits = group_bits;
+    s.heads >>= group_bits;
+    s.queries >>= group_bits;
+    s.tiles = fa_cuda_count_tiles(s.rows_q, s.queries);
+    return s;
+}
 
 /* The longest sequence, as far as the host knows. Of packed keys it knows only the sum. Short ones would gain less. */
-static shape find_longest(const fa_problem *p, const fa_variant *v)
+static shape find_longest_alone(const fa_problem *p, const fa_variant *v)
 {
     fa_problem longest = *p;
     longest.rows_q = p->max_q;
@@ -343,18 +379,17 @@ static shape find_longest(const fa_problem *p, const fa_variant *v)
 static int64_t count_work_tiles(const fa_problem *p, const shape *s)
 {
     const int64_t each = fa_cuda_count_tiles(p->max_q, s->queries);
-    if (!p->cu_seqlens_q) return each * count_heads(p);
+    if (!p->cu_seqlens_q) return each * s->heads;
     const int64_t packed = p->rows_q / s->queries + p->batch;
-    return p->heads_q * (each <= packed / p->batch ? each * p->batch : packed);
+    return (p->heads_q >> s->group_bits) * (each <= packed / p->batch ? each * p->batch : packed);
 }
 
-/* The query tiles of a packed sequence, if there are fewer numbers by sequence than over all rows; otherwise 0. A sequence
- * with seqlens_q may have more rows than max_seqlen_q, to be zeroed. */
-static int64_t count_sequence_tiles(const fa_problem *p, int queries)
+/* The same, with heads that share query tiles where that leaves clearly fewer of them. Full tiles of several heads are 2 to 4%
+ * slower than those of one (H200, 16 heads of 4, chunks of 2,048, 512 and 256 at 8k, 4k and 2k: 227 us, 232). */
+static shape find_longest(const fa_problem *p, const fa_variant *v)
 {
-    const int64_t each = fa_cuda_count_tiles(p->max_q, queries);
-    if (!p->cu_seqlens_q || p->seqlens_q || p->batch < 1) return 0;
-    return each <= FA_PACKED_TILES(p->rows_q, queries, p->batch) / p->batch ? each : 0;
+    const shape alone = find_longest_alone(p, v), shared = share_tiles(alone, choose_group_bits(p));
+    return 10 * count_work_tiles(p, &shared) <= 9 * count_work_tiles(p, &alone) ? shared : alone;
 }
 
 /* What the multiprocessors have to do. */
@@ -370,73 +405,141 @@ static work find_work(const fa_problem *p, const shape *s)
                   share * average_tiles(s)};
 }
 
-/* With so many parts of each work tile. The hardware starts a block when another has ended. */
-static double shares_seconds(const shape *s, const work *w, int64_t parts, int64_t blocks)
+/* Without split keys: each task has a block, which the hardware starts when another has ended. If lengths differ, half of the
+ * longest one is left for some of the multiprocessors. */
+static double blocks_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
-    const double rounds = (double)fa_cuda_count_tiles(w->tiles * parts, blocks);
-    return fmax(ceil(w->longest / (double)parts) * s->tile_seconds + block_seconds,
-                rounds * (w->average / (double)parts * s->tile_seconds + block_seconds));
+    const double longest = w->longest * s->tile_seconds + block_seconds,
+                 average = w->average * s->tile_seconds + block_seconds;
+    if (p->cu_seqlens_q && p->batch > 1)
+        return fmax(longest, average * (double)w->tiles / (double)blocks + longest / 2);
+    return fmax(longest, average * (double)fa_cuda_count_tiles(w->tiles, blocks));
 }
 
-/* The number of tasks, also of those without rows. */
-static int64_t count_share_tasks(const fa_problem *p, const shape *s, int64_t parts)
+static double count_section_bytes(const shape *s, int64_t sections)
 {
-    const int64_t each = count_sequence_tiles(p, s->queries);
-    fa_cuda_plan_launch l;
-    fa_cuda_set_query_tasks(p, s->queries, &l);
-    return parts * (each ? each * p->batch * p->heads_q : l.tasks);
+    return count_bytes(s, SLOTS_OF_SECTION * sections) +
+           (double)sections * (double)sizeof(fa_sm90_cut);
 }
 
-/* How many parts, and the time with them. They fill two rounds at most: more would only be shorter. */
-static choice choose_shares(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
+/* The time of a key tile, relative to that without split keys: blocks read the keys of a head at different times, and the L2
+ * cache limits them. Under a causal mask they do so anyway. */
+static double slowness_of_sections(const fa_problem *p) { return p->causal ? 1 : 1.25; }
+
+/* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
+static double sections_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
-    choice best = {0, INFINITY};
-    for (int64_t parts = 2; parts <= FA_SM90_PARTS; parts++) {
-        if (parts > 2 && w->tiles * parts > MOST_ROUNDS_OF_SHARES * blocks) break;
-        if (count_bytes(s, count_share_tasks(p, s, parts)) > MOST_WORKSPACE) break;
-        const double seconds =
-            shares_seconds(s, w, parts, blocks) + merging_seconds(s, w->tiles * parts);
-        if (seconds < best.seconds) best = (choice){parts, seconds};
-    }
-    return best;
+    const double tiles = (double)w->tiles / (double)blocks,
+                 each = w->average * s->tile_seconds * slowness_of_sections(p);
+    return tiles * (each + task_seconds) + block_seconds + merging_seconds(s, blocks);
 }
 
-/* Parts of equal shares: all query tiles have all of them. */
-static fa_sm90_split share_keys(const fa_problem *p, const shape *s, int64_t parts)
+/* How long the line can be: packed queries have rows of no sequence before and behind all others. */
+static bool is_line_too_long(const fa_problem *p, const shape *s, const fa_sm90_split *split)
 {
-    const int64_t tasks = count_share_tasks(p, s, 1),
-                  heads = p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
-    fa_sm90_split split = {.parts = (int32_t)parts,
-                           .heads = (int32_t)heads,
-                           .tiles = (int32_t)fa_divide(tasks, heads),
-                           .queries = s->queries,
+    const int64_t keys = (p->cu_seqlens_k ? p->rows_k : p->n_k) + split->tile_cost;
+    const double tiles = (double)p->rows_q / s->queries + 1;
+    const double all = p->cu_seqlens_q ? tiles + (double)p->batch + 2 : tiles * (double)p->batch;
+    return all * (double)(p->heads_q >> s->group_bits) * (double)keys >= FA_SM90_LINE;
+}
+
+/* So many keys of all sequences together may stay in the L2 cache. */
+static int64_t count_cached_keys(const fa_problem *p)
+{
+    return CACHED_BYTES / (2 * p->heads_kv * (p->d + p->d_v));
+}
+
+static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t few, int64_t sections)
+{
+    const double cost = task_seconds / s->tile_seconds * s->keys;
+    return (fa_sm90_split){.parts = FA_SM90_PARTS,
+                           .queries = s->rows,
                            .value_dim = s->variant->value_dim,
-                           .sequence_tiles = (int32_t)count_sequence_tiles(p, s->queries)};
-    for (int32_t part = 0; part <= split.parts; part++)
-        split.first_task[part] = part * (int32_t)tasks;
-    return split;
+                           .group_bits = s->group_bits,
+                           .sections = (int32_t)sections,
+                           .few_sections = (int32_t)few,
+                           .few_keys = (int32_t)count_cached_keys(p),
+                           .tile_cost = (int32_t)cost,
+                           .least = LEAST_SECTION};
 }
 
-static bool are_shares_slower(const fa_problem *p, const fa_cuda_device *device)
+/* The time with sections, if no lengths are on the device. Without heads that share query tiles, parts are better. */
+static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
+{
+    const shape s = find_longest(p, v);
+    const fa_sm90_split split = cut_line(p, &s, 1, 1);
+    if (s.group_bits == 0 || is_line_too_long(p, &s, &split)) return INFINITY;
+    const work w = find_work(p, &s);
+    return sections_seconds(p, &s, &w, blocks);
+}
+
+static bool wants_sections(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+{
+    if (fa_cuda_has_own_lengths(p)) return true;
+    const shape s = find_shape(p, v);
+    return shared_seconds(p, v, device->multiprocessors) < choose_length(&s, device).seconds;
+}
+
+/* The sections of a multiprocessor. Two if the keys may not stay in the L2 cache, so that half of them are read at the same
+ * time (H200, page 64, us: three chunks of 512 at 16k, 16 heads of 4, 396 to 331; 16 of 1,024 at 2k, 32 of 8, 900 to 829). */
+static int64_t count_rounds(const fa_problem *p)
+{
+    const int64_t keys = p->cu_seqlens_k ? p->rows_k : p->batch * p->n_k;
+    return keys > count_cached_keys(p) ? 2 : 1;
+}
+
+/* Batches of few and of many queries: sections are faster if there are few work tiles, because those of few queries are mostly
+ * empty (H200, page 64, us, one chunk of 512 and decodes at 8k, sections and mixed_beside: 16 heads of 4, 15 decodes, 124 work
+ * tiles, 126, 175; 32 of 8, 15, 248, 252, 258; 60, 608, 649, 499). */
+static bool has_few_work_tiles(int64_t work_tiles, int64_t blocks)
+{
+    return 2 * work_tiles <= 3 * blocks;
+}
+
+/* Of packed keys the host knows only the sum, and with many work tiles a wrong guess is slower (H200, us without and with
+ * sections: 8,000, 500 and 1,000 rows of 16 heads 438, 506; full, 3,000, 5,000, 700 and 2,500 rows 536, 689). */
+static int64_t most_rounds_of_sections(const fa_problem *p)
+{
+    return p->causal && !p->cu_seqlens_k ? MOST_ROUNDS_OF_CACHES : MOST_ROUNDS_OF_SECTIONS;
+}
+
+/* Whether a decode kernel takes the batch, by the average of its queries. */
+static bool seems_mostly_few(const fa_problem *p)
+{
+    return fa_cuda_count_tiles(p->rows_q, p->batch) <= fa_cuda_most_few(p);
+}
+
+bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
+                             const fa_cuda_device *device)
 {
     const fa_variant *v = find_variant(p);
-    if (!v) return true;
-    const shape s = find_longest(p, v);
-    const int64_t blocks = device->multiprocessors;
-    if (s.n_k < LEAST_KEYS || count_work_tiles(p, &s) > MOST_ROUNDS_OF_SHARES * blocks) return true;
-    const work w = find_work(p, &s);
-    return shares_seconds(&s, &w, 1, blocks) <=
-           least_gain_of_shares * choose_shares(p, &s, &w, blocks).seconds;
+    if (!v || refuse_split(p, NULL, 0)) return false;
+    const shape s = find_longest(p, v), alone = find_longest_alone(p, v);
+    const int64_t blocks = device->multiprocessors, tiles = count_work_tiles(p, &s);
+    if (s.n_k < LEAST_KEYS || tiles > most_rounds_of_sections(p) * blocks) return false;
+    if (p->cu_seqlens_q && p->batch > 1 && s.group_bits > 0) {
+        if (has_few_work_tiles(tiles, blocks) && !seems_mostly_few(p)) return true;
+        if (many != p) return false;
+    }
+    const work all = find_work(p, &s), others = find_work(many, &alone);
+    return blocks_seconds(p, &alone, &others, blocks) >
+           least_gain_of_sections * sections_seconds(p, &s, &all, blocks);
 }
 
 /* ---- The launches ---------------------------------------------------------------------------- */
 
+static int64_t count_slots(const fa_sm90_split *split)
+{
+    return split->sections ? SLOTS_OF_SECTION * split->sections : split->first_task[split->parts];
+}
+
 fa_sm90_split fa_cuda_split_of(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     fa_sm90_split split = l->sm90.split;
-    const int64_t rows = (int64_t)split.first_task[split.parts] * split.queries;
+    const int64_t rows = count_slots(&split) * split.queries;
     split.out = (float *)(void *)((char *)p->workspace + l->workspace_offset);
     split.sums = (fa_sm90_row_sum *)(void *)(split.out + rows * split.value_dim);
+    split.cuts = (fa_sm90_cut *)(void *)(split.sums + rows);
     return split;
 }
 
@@ -447,7 +550,10 @@ bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l
     if (!fa_cuda_sm90_params(p, l, encode, params, fault)) return false;
     params->split = fa_cuda_split_of(p, l);
     params->task_kind = FA_SM90_WORK_TILES;
-    params->tasks = params->split.first_task[params->split.parts];
+    if (params->split.sections) /* of a diagonal of 0 */
+        params->reach = fa_sm90_find_reach(p->causal, p->window_left, p->window_right, 0);
+    params->tasks = params->split.sections ? params->split.sections
+                                           : params->split.first_task[params->split.parts];
     params->balanced_heads = params->alternating_heads = 0;
     return true;
 }
@@ -474,71 +580,79 @@ static bool queue_merge(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pl
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-static void set_split(const shape *s, fa_sm90_split split, int64_t most_blocks, fa_cuda_plan *plan)
+static void set_split(fa_sm90_split split, int64_t tasks, int64_t most_blocks, double bytes,
+                      fa_cuda_plan *plan)
 {
     fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
-    const int32_t tasks = split.first_task[split.parts];
     l->sm90.split = merge->sm90.split = split;
     l->grid = (uint32_t)(tasks < most_blocks ? tasks : most_blocks);
-    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes =
-        (size_t)count_bytes(s, tasks);
+    plan->workspace_bytes = l->workspace_bytes = merge->workspace_bytes = (size_t)bytes;
 }
 
 void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t part_tiles,
                             fa_cuda_plan *plan)
 {
     const shape s = find_shape(p, &fa_variants[plan->launches[0].variant]);
-    set_split(&s, cut_keys(&s, part_tiles), device->multiprocessors, plan);
+    const fa_sm90_split split = cut_keys(&s, part_tiles);
+    const int32_t tasks = split.first_task[split.parts];
+    set_split(split, tasks, device->multiprocessors, count_bytes(&s, tasks), plan);
 }
 
-/* A block for each task: some have no rows, and which ones only the device knows. */
-void fa_cuda_share_split_sm90(const fa_problem *p, int64_t parts, fa_cuda_plan *plan)
+void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t few,
+                                int64_t sections, fa_cuda_plan *plan)
 {
-    const shape s = find_longest(p, &fa_variants[plan->launches[0].variant]);
-    set_split(&s, share_keys(p, &s, parts), INT32_MAX, plan);
+    fa_cuda_plan_launch *l = &plan->launches[0], *merge = l + 1;
+    const shape s = find_longest(p, &fa_variants[l->variant]);
+    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
+                       1 << s.group_bits, QUERY_BOX);
+    merge->grid = fa_cuda_grid(sections * fa_cuda_count_tiles(s.rows, FA_SM90_MERGE_ROWS(p->d_v)));
+    set_split(cut_line(p, &s, few, sections), sections, device->multiprocessors,
+              count_section_bytes(&s, sections), plan);
 }
 
-/* The blocks of the second launch. If lengths are on the device, a block has rows of one query tile. */
-static int64_t count_merge_blocks(const fa_problem *p, int queries, fa_cuda_plan_launch *l)
+/* The blocks of the second launch, if lengths are not on the device. */
+static int64_t count_merge_blocks(const fa_problem *p)
 {
-    if (fa_cuda_has_own_lengths(p)) {
-        fa_cuda_set_query_tasks(p, queries, l);
-        return l->tasks * fa_cuda_count_tiles(queries, FA_SM90_MERGE_ROWS(p->d_v));
-    }
     const int64_t threads =
         count_heads(p) * p->rows_q * fa_cuda_count_tiles(p->d_v, FA_SM90_MERGE_COLUMNS);
     return fa_cuda_count_tiles(threads, FA_SM90_MERGE_THREADS);
 }
 
-static bool add_merge(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                      char *why, size_t size)
+static bool add_merge(const fa_problem *p, bool sections, const fa_cuda_device *device,
+                      fa_cuda_plan *plan, char *why, size_t size)
 {
     static const int variants[][2] = {
         {FA_VARIANT_forward_sm90_merge_f16, FA_VARIANT_forward_sm90_merge_lengths_f16},
         {FA_VARIANT_forward_sm90_merge_bf16, FA_VARIANT_forward_sm90_merge_lengths_bf16}};
-    const int variant = variants[p->q.dtype != FA_FLOAT16][fa_cuda_has_own_lengths(p)];
-    const int queries = FA_SM90_QUERIES(fa_variants[plan->launches[0].variant].consumers);
+    const int variant = variants[p->q.dtype != FA_FLOAT16][sections];
     fa_cuda_plan_launch *l = fa_cuda_plan_add(&fa_variants[variant], FA_SM90_MERGE_THREADS, 0,
                                               queue_merge, device, plan, why, size);
     if (!l) return false;
-    l->grid = fa_cuda_grid(count_merge_blocks(p, queries, l));
+    l->grid = fa_cuda_grid(count_merge_blocks(p));
     l->overlaps = true;
     l->idle = false;
     return true;
 }
 
-/* The number of parts, and the length of a part. 0: there is none. */
-static int64_t choose_number(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+static bool refuse_line(const fa_problem *p, const fa_variant *v, char *why, size_t size)
 {
     const shape s = find_longest(p, v);
-    const work w = find_work(p, &s);
-    return choose_shares(p, &s, &w, device->multiprocessors).number;
+    const fa_sm90_split split = cut_line(p, &s, 1, 1);
+    if (!is_line_too_long(p, &s, &split)) return false;
+    fa_cuda_say(why, size, "sequences have too many queries and keys for split keys");
+    return true;
 }
 
-static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+/* The length of a part. 0: there is none. */
+static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
+                           char *why, size_t size)
 {
     const shape s = find_shape(p, v);
-    return choose_length(&s, device).number;
+    const int64_t chosen = choose_length(&s, device).number;
+    if (chosen == 0)
+        fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
+                    (int)(MOST_WORKSPACE >> 20));
+    return chosen;
 }
 
 static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -549,18 +663,16 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
                           why, size))
         return false;
     fa_cuda_plan_launch *l = &plan->launches[0];
-    const bool shares = fa_cuda_has_own_lengths(p);
     const fa_variant *v = &fa_variants[l->variant];
-    const int64_t chosen = shares ? choose_number(p, v, device) : choose_part(p, v, device);
-    if (chosen == 0) {
-        fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
-                    (int)(MOST_WORKSPACE >> 20));
-        return false;
-    }
+    const bool sections = wants_sections(p, v, device);
+    if (sections && refuse_line(p, v, why, size)) return false;
+    const int64_t chosen = sections ? 0 : choose_part(p, v, device, why, size);
+    if (!sections && chosen == 0) return false;
     l->queue = queue_split;
     l->overlaps = true;
-    if (!add_merge(p, device, plan, why, size)) return false;
-    if (shares) fa_cuda_share_split_sm90(p, chosen, plan);
+    if (!add_merge(p, sections, device, plan, why, size)) return false;
+    const int64_t blocks = device->multiprocessors;
+    if (sections) fa_cuda_section_split_sm90(p, device, blocks, count_rounds(p) * blocks, plan);
     else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
 }
@@ -571,20 +683,22 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
 {
     fa_cuda_plan plain;
     (void)why, (void)size;
-    if (p->n_k < LEAST_KEYS || refuse_split(p, NULL, 0)) return true;
-    if (fa_cuda_has_own_lengths(p)) return are_shares_slower(p, device);
-    const int64_t rounds = MOST_ROUNDS * (int64_t)device->multiprocessors;
-    if (count_heads(p) >= rounds ||
-        count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) >= rounds)
-        return true;
+    const int64_t blocks = device->multiprocessors;
     const fa_variant *v = find_variant(p);
-    if (!v) return true;
+    if (!v || refuse_split(p, NULL, 0)) return true;
+    if (fa_cuda_has_own_lengths(p)) return !fa_cuda_is_split_faster(p, p, device);
+    const double shared = shared_seconds(p, v, blocks);
+    const bool few =
+        p->n_k >= LEAST_KEYS && count_heads(p) < MOST_ROUNDS * blocks &&
+        count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) < MOST_ROUNDS * blocks;
+    if (shared == INFINITY && !few) return true;
     fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
     if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
     const shape s = find_shape(p, v);
     const double others = plain_seconds(p, &plain.launches[0]);
-    if (others <= least_gain * ideal_seconds(&s, device->multiprocessors)) return true;
-    return others <= least_gain * choose_length(&s, device).seconds;
+    if (others > least_gain_of_sharing * shared) return false;
+    return !few || others <= least_gain * ideal_seconds(&s, blocks) ||
+           others <= least_gain * choose_length(&s, device).seconds;
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm90 = {

@@ -9,6 +9,10 @@
 #include "cuda/plan.h"
 #include "cuda/view_map.h"
 
+/* Whether split keys of all sequences are faster than forward_sm90 for `many` of them. Lengths are on the device. */
+bool fa_cuda_is_split_faster(const fa_problem *problem, const fa_problem *many,
+                             const fa_cuda_device *device);
+
 /* The second parameter of the first launch. False if a map cannot be made. */
 bool fa_cuda_split_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                fa_cuda_encoder *encode, fa_sm90_params *params,
@@ -22,7 +26,9 @@ fa_sm90_split fa_cuda_split_of(const fa_problem *problem, const fa_cuda_plan_lau
 void fa_cuda_cut_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
                             int64_t part_tiles, fa_cuda_plan *plan);
 
-/* If lengths are on the device: cuts the keys of each query tile into so many equal shares. */
-void fa_cuda_share_split_sm90(const fa_problem *problem, int64_t parts, fa_cuda_plan *plan);
+/* If lengths are on the device: cuts the line of all work into so many sections; few: if all keys may stay in the L2
+ * cache. */
+void fa_cuda_section_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
+                                int64_t few, int64_t sections, fa_cuda_plan *plan);
 
 #endif

@@ -36,6 +36,22 @@ void fa_cuda_map_view(fa_tensor_map_shape *map, const fa_view *v, int64_t d, int
     set_axis(map, 3, fa_cuda_is_broadcast(v, 0) ? 1 : blocks, bytes * (uint64_t)v->stride[0], 1);
 }
 
+void fa_cuda_map_groups(fa_tensor_map_shape *map, const fa_view *v, int64_t d, int64_t rows,
+                        int64_t heads, int64_t blocks, int32_t group, int32_t box_rows)
+{
+    fa_cuda_map_view(map, v, d, rows, heads, blocks, box_rows / group);
+    map->axes = 5;
+    for (int i = 4; i > 1; i--) {
+        map->extent[i] = map->extent[i - 1];
+        map->stride[i] = map->stride[i - 1];
+        map->box[i] = map->box[i - 1];
+    }
+    map->extent[1] = map->box[1] = (uint32_t)group;
+    map->stride[1] = map->stride[3]; /* from head to head */
+    map->extent[3] = (map->extent[3] + (uint32_t)group - 1) / (uint32_t)group;
+    map->stride[3] *= (uint32_t)group;
+}
+
 fa_view fa_cuda_score_rows(const fa_view *v)
 {
     return (fa_view){v->data, v->dtype, {v->stride[0], v->stride[2], v->stride[1], v->stride[3]}};

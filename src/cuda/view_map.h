@@ -23,6 +23,11 @@ fa_sm90_steps fa_cuda_map_steps(const fa_view *view);
 void fa_cuda_map_view(fa_tensor_map_shape *map, const fa_view *view, int64_t d, int64_t rows,
                       int64_t heads, int64_t blocks, int32_t box_rows);
 
+/* The same for query rows of which `group` neighbouring heads follow each other for each query: boxes of box_rows / group
+ * queries. Axes (dim, head of the group, row, group, block). */
+void fa_cuda_map_groups(fa_tensor_map_shape *map, const fa_view *view, int64_t d, int64_t rows,
+                        int64_t heads, int64_t blocks, int32_t group, int32_t box_rows);
+
 /* A bias, or its gradient, as a tensor of (batch, query, head, key). */
 fa_view fa_cuda_score_rows(const fa_view *view);
 

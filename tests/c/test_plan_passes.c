@@ -7,6 +7,7 @@
 #include "check.h"
 #include "cuda/family.h"
 #include "../../kernels/forward_sm90/forward_sm90.h"
+#include "cuda/plan_backward_sm90.h"
 #include "cuda/plan_combine.h"
 #include "flashattn.h"
 #include "gpus.h"
@@ -549,8 +550,9 @@ static void test_corrected(void)
         p.softcap = cases[i].softcap ? 20 : 0;
         const fa_cuda_device *const device = &devices[cases[i].gpu];
         CHECK(plan_of(&p, device).family == corrected, "case %zu, unasked", i);
-        p.n_k = p.rows_k = i % 2 ? 2000 : 1000; /* with few keys sums are in dq, from Hopper on */
-        const bool in_place = p.n_k == 1000 && cases[i].gpu == H200;
+        p.n_k = p.rows_k =
+            i % 2 ? 2000 : 1000; /* with few keys sums are in dq, from Hopper on, to head dim 256 */
+        const bool in_place = p.n_k == 1000 && cases[i].d <= 256 && cases[i].gpu == H200;
         const fa_cuda_plan s = plan_by(corrected, &p, device),
                            plain = plan_by(in_place ? &fa_cuda_backward_tf32_in_place
                                                     : &fa_cuda_backward_tf32x3,
@@ -565,6 +567,42 @@ static void test_corrected(void)
               "case %zu: %d launches", i, s.count);
         CHECK(s.workspace_bytes == plain.workspace_bytes + (size_t)s.launches[0].tasks * 64 * 4,
               "case %zu: %zu bytes", i, s.workspace_bytes);
+    }
+}
+
+/* Small key tiles for sequences of which they compute fewer pairs. */
+static void test_short_float32(void)
+{
+    const struct {
+        int gpu;
+        int64_t d, n_q, n_k, window_left;
+        bool causal, packed;
+        int variant;
+    } cases[] = {{H200, 64, 64, 64, -1, false, false, FA_VARIANT_backward_tf32_d64_short},
+                 {H200, 64, 128, 128, -1, false, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 300, 300, -1, false, false, FA_VARIANT_backward_tf32_d64_short},
+                 {H200, 64, 600, 600, -1, false, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 128, 128, -1, true, false, FA_VARIANT_backward_tf32_d64_short},
+                 {H200, 40, 512, 512, -1, true, false, FA_VARIANT_backward_tf32_d64_short},
+                 {H200, 64, 1000, 1000, -1, true, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 1, 512, -1, true, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 512, 512, 64, true, false, FA_VARIANT_backward_tf32_d64},
+                 {H200, 64, 512, 512, -1, true, true, FA_VARIANT_backward_tf32_d64},
+                 {H200, 128, 300, 300, -1, false, false, FA_VARIANT_backward_tf32_d128_short},
+                 {H200, 128, 600, 600, -1, false, false, FA_VARIANT_backward_tf32_d128},
+                 {A100, 64, 300, 300, -1, false, false, FA_VARIANT_backward_tf32_d64_small},
+                 {A100, 128, 300, 300, -1, false, false, FA_VARIANT_backward_tf32_d128_small}};
+    static const int32_t starts[3];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_float32(cases[i].d, cases[i].d, FA_PRECISION_TF32);
+        p.n_q = p.rows_q = cases[i].n_q;
+        p.n_k = p.rows_k = cases[i].n_k;
+        p.causal = cases[i].causal;
+        p.window_left = cases[i].window_left;
+        if (cases[i].packed) p.cu_seqlens_q = p.cu_seqlens_k = starts;
+        const fa_cuda_plan s = plan_of(&p, &devices[cases[i].gpu]);
+        CHECK(s.count > 1 && s.launches[1].variant == cases[i].variant, "case %zu: %s", i,
+              fa_variants[s.launches[1].variant].name);
     }
 }
 
@@ -866,11 +904,13 @@ static void test_splits(void)
     static const struct {
         int64_t batch, heads_q, heads_kv, n;
         bool causal, invariant;
-        int splits;
-    } cases[] = {{4, 32, 1, 4096, true, false, 8},   {4, 32, 1, 4096, false, false, 1},
-                 {4, 32, 8, 4096, true, false, 1},   {4, 32, 32, 512, true, false, 1},
-                 {1, 32, 1, 4096, false, false, 16}, {1, 32, 1, 4096, true, true, 1},
-                 {1, 12, 2, 512, true, false, 3},    {1, 2, 1, 512, true, false, 1}};
+        int splits, query_parts; /* by query heads; in backward_sm80 also by queries */
+    } cases[] = {{4, 32, 1, 4096, true, false, 8, 1},   {4, 32, 1, 4096, false, false, 1, 1},
+                 {4, 32, 8, 4096, true, false, 1, 1},   {4, 32, 32, 512, true, false, 1, 1},
+                 {1, 32, 1, 4096, false, false, 16, 1}, {1, 32, 1, 4096, true, true, 1, 1},
+                 {1, 12, 2, 512, true, false, 3, 4},    {1, 2, 1, 512, true, false, 1, 4},
+                 {1, 1, 1, 1500, false, false, 1, 11},  {1, 1, 1, 255, true, false, 1, 1},
+                 {1, 1, 1, 1500, false, true, 1, 1}};
     const size_t count = sizeof cases / sizeof cases[0];
     for (size_t i = 0; i < 2 * count; i++) {
         const bool sm80 = i >= count;
@@ -879,16 +919,22 @@ static void test_splits(void)
         p.heads_kv = cases[c].heads_kv;
         p.causal = cases[c].causal;
         p.batch_invariant = cases[c].invariant;
+        if (sm80) p.max_q = p.n_q;
         fa_cuda_plan plan =
             sm80 ? plan_by(&fa_cuda_backward_sm80, &p, &devices[H200]) : plan_apart(&p);
         const fa_cuda_plan_launch *l =
             sm80 ? FIND(&plan, backward_sm80) : FIND(&plan, backward_sm90);
         const fa_cuda_plan_launch *keys =
             sm80 ? FIND(&plan, backward_finish_keys_sm80) : FIND(&plan, backward_finish_keys_sm90);
-        const int splits = !l ? 0 : sm80 ? l->backward_sm80.splits : l->backward_sm90.splits;
+        const int splits = !l     ? 0
+                           : sm80 ? l->backward_sm80.splits
+                                  : l->backward_sm90.splits,
+                  expected = cases[c].splits * (sm80 ? cases[c].query_parts : 1);
         const int64_t tasks = p.batch * p.heads_kv * ((p.n_k + 127) / 128);
-        CHECK(splits == cases[c].splits && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
+        CHECK(splits == expected && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
               splits);
+        CHECK(!sm80 || !l || l->backward_sm80.query_parts == cases[c].query_parts,
+              "case %zu: parts of queries", i);
         CHECK(splits > 1 ? tasks_of(keys) == tasks : !keys, "case %zu: finish_keys", i);
         if (!keys) continue;
         const size_t offset =
@@ -1380,6 +1426,11 @@ static void test_persistent(void)
 
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, two full rounds");
     p.batch = p.blocks_q = p.blocks_k = 20;
+    CHECK(plan_of(&p, device).family == family, "head dim 128, many rounds");
+    p.deterministic = true;
+    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "many rounds, one order");
+    p.deterministic = false;
+    p.batch = p.blocks_q = p.blocks_k = 16;
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90_joined, "head dim 128, unasked");
     p.batch = p.blocks_q = p.blocks_k = 2;
     p.causal = true;
@@ -1454,6 +1505,65 @@ static void test_single(void)
           "%d parts", plan.launches[1].backward_sm90.query_parts);
 }
 
+/* Which launches take head dim 128 without a mask, by the rounds of blocks. */
+static void test_full_rows(void)
+{
+    static const struct {
+        int64_t batch, heads, n;
+        const fa_cuda_family *family;
+    } cases[] = {{8, 16, 282, &fa_cuda_backward_sm90_joined},
+                 {8, 16, 448, &fa_cuda_backward_sm90_joined},
+                 {16, 16, 448, &fa_cuda_backward_sm90},
+                 {48, 16, 448, &fa_cuda_backward_sm90_persistent},
+                 {8, 16, 640, &fa_cuda_backward_sm90},
+                 {8, 16, 1024, &fa_cuda_backward_sm90},
+                 {16, 16, 1024, &fa_cuda_backward_sm90_joined},
+                 {20, 16, 1024, &fa_cuda_backward_sm90_persistent},
+                 {8, 16, 1098, &fa_cuda_backward_sm90},
+                 {8, 16, 2048, &fa_cuda_backward_sm90},
+                 {4, 16, 4096, &fa_cuda_backward_sm90_joined}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        CHECK(plan.family == cases[i].family, "case %zu: %s", i, plan.family->name);
+    }
+}
+
+/* Few key tiles of many query tiles: blocks share the queries, and one more launch adds up gradients of keys. */
+static void test_query_parts(void)
+{
+    static const struct {
+        int64_t batch, heads, n, d, d_v;
+        bool causal, deterministic;
+        int parts;
+    } cases[] = {{4, 1, 1098, 128, 128, true, false, 3}, {4, 1, 1098, 128, 128, false, false, 3},
+                 {4, 1, 1098, 128, 128, true, true, 1},  {4, 2, 640, 128, 128, false, false, 1},
+                 {2, 4, 768, 128, 128, true, false, 2},  {2, 12, 768, 128, 128, true, false, 1},
+                 {1, 4, 2048, 192, 128, true, false, 2}, {1, 1, 8192, 128, 128, true, false, 2},
+                 {1, 2, 4096, 64, 64, true, false, 2},   {2, 4, 1024, 64, 64, true, false, 1},
+                 {1, 1, 768, 128, 128, true, false, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        p.d = cases[i].d, p.d_v = cases[i].d_v;
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].deterministic;
+        fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *main = &plan.launches[1],
+                                  *keys = FIND(&plan, backward_finish_keys_sm90);
+        const int parts = main->backward_sm90.query_parts;
+        CHECK(parts == cases[i].parts && main->backward_sm90.splits == parts, "case %zu: %d parts",
+              i, parts);
+        CHECK(main->tasks == parts * p.batch * p.heads_kv * ((p.n_k + 127) / 128),
+              "case %zu: %d tasks", i, (int)main->tasks);
+        CHECK((keys != NULL) == (parts > 1), "case %zu: finish_keys", i);
+        if (!keys) continue;
+        CHECK(keys->grid == (uint32_t)(tasks_of(keys) * (p.d + p.d_v) / 32) && keys->overlaps &&
+                  tasks_of(keys) * parts == main->tasks,
+              "case %zu: %u blocks", i, keys->grid);
+        CHECK(!fa_cuda_backward_sm90_clear_ahead(&plan, 1), "case %zu: zeros ahead", i);
+    }
+}
+
 /* Heads of a few key tiles: one launch, whose blocks are clusters, if all of them run at once; with two key tiles another one in
  * front of it if not. */
 static void test_chained(void)
@@ -1475,7 +1585,13 @@ static void test_chained(void)
                  {1, 2, 640, 640, 128, true, true, true, 5},
                  {1, 2, 768, 768, 128, true, false, false, 0},
                  {1, 2, 512, 512, 128, false, false, false, 0},
-                 {40, 16, 384, 384, 128, true, false, false, 0},
+                 {40, 16, 384, 384, 128, true, true, false, 3},
+                 {7, 16, 384, 384, 128, true, false, false, 0},
+                 {40, 16, 384, 384, 96, true, false, false, 0},
+                 {40, 16, 359, 359, 128, false, true, false, 3},
+                 {8, 16, 359, 359, 128, false, false, false, 0},
+                 {40, 16, 305, 305, 128, false, false, false, 0},
+                 {40, 16, 448, 448, 128, true, false, false, 0},
                  {11, 2, 512, 256, 64, false, true, true, 2},
                  {11, 2, 513, 256, 64, false, false, false, 0},
                  {11, 2, 200, 256, 64, true, true, true, 2},
@@ -1598,6 +1714,8 @@ int main(void)
 {
     test_persistent();
     test_single();
+    test_full_rows();
+    test_query_parts();
     test_chained();
     test_joined();
     test_head_dims();
@@ -1608,6 +1726,7 @@ int main(void)
     test_room();
     test_sm80();
     test_float32_variants();
+    test_short_float32();
     test_corrected();
     test_in_place();
     test_wide_hidden_keys();

@@ -53,6 +53,13 @@ static bool plan_by(const fa_cuda_family *family, const fa_problem *p, fa_cuda_p
     return fa_cuda_plan_make(p, &devices[H200], family, plan, NULL, 0);
 }
 
+/* A random number below n. */
+static uint64_t draw(uint64_t *state, uint64_t n)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (*state >> 33) % n;
+}
+
 static int64_t clamp(int64_t x, int64_t most) { return x < 0 ? 0 : x > most ? most : x; }
 
 /* The key tiles that a query tile sees, from the mask's definition. Like the kernel, from a multiple of 32 keys on. */
@@ -195,43 +202,111 @@ static fa_problem make_chunk(int64_t heads, int64_t batch, int64_t rows, int64_t
     return p;
 }
 
-/* Each part of each work tile of forward_sm90's numbering is one task, and has a slot. Part after part, they have all key
- * tiles, however many there are. */
-static void check_shares(const fa_problem *p, const fa_cuda_plan *plan)
+/* The line's length by its definition. */
+static int32_t count_length(const fa_sm90_line *line, int32_t queries, int32_t cost, int32_t tiles)
+{
+    int32_t length = 0;
+    for (int32_t t = 0; t < tiles; t++)
+        length += cost + (int32_t)clamp(line->reach + (t + 1) * (int64_t)queries, line->keys);
+    return length;
+}
+
+static fa_sm90_line draw_line(uint64_t *state)
+{
+    fa_sm90_line line = {.tiles = (int32_t)draw(state, 40),
+                         .reach = (int32_t)draw(state, 9000) - 3000,
+                         .keys = (int32_t)draw(state, 6000)};
+    const uint64_t kind = draw(state, 8);
+    if (kind == 0) line.reach = FA_SM90_UNBOUNDED;
+    if (kind == 1) line.reach = -FA_SM90_UNBOUNDED;
+    if (kind == 2) line.keys = 0;
+    return line;
+}
+
+/* The parts of a query tile with so many keys, `begin` behind the line's begin: sections have all key tiles in order, and no
+ * part is short. */
+static void check_parts(const fa_sm90_split *split, int32_t begin, int32_t keys, int32_t section,
+                        int32_t tile_keys)
+{
+    const int32_t tiles = keys > 0 ? (keys + tile_keys - 1) / tile_keys : 1,
+                  end = begin + keys + split->tile_cost;
+    int32_t parts = 0, done = 0;
+    for (int32_t n = begin / section; n * section < end; n++) {
+        const int32_t last = (n + 1) * section < end ? (n + 1) * section : end;
+        const int32_t from = fa_sm90_cut_at(split, n * section - begin, keys, tile_keys),
+                      to = fa_sm90_cut_at(split, last - begin, keys, tile_keys);
+        CHECK(from == done && to >= from, "%d keys: part from %d to %d behind %d", (int)keys,
+              (int)from, (int)to, (int)done);
+        CHECK(to == from || to - from == tiles || 2 * (to - from) >= split->least,
+              "a part has %d of %d key tiles", (int)(to - from), (int)tiles);
+        parts += to > from;
+        done = to;
+    }
+    CHECK(done == tiles && parts >= 1 && parts <= FA_SM90_PARTS, "%d of %d key tiles, %d parts",
+          (int)done, (int)tiles, (int)parts);
+}
+
+/* Sections of random lines. */
+static void test_sections(void)
+{
+    static const int32_t queries[] = {64, 128, 192}, tile_keys[] = {80, 96, 128};
+    uint64_t state = 1;
+    for (int i = 0; i < 2000; i++) {
+        const int32_t q = queries[draw(&state, 3)], k = tile_keys[draw(&state, 3)];
+        const fa_sm90_split split = {.queries = q,
+                                     .sections = (int32_t)draw(&state, 60) + 1,
+                                     .few_sections = 7,
+                                     .few_keys = 1000,
+                                     .tile_cost = (int32_t)draw(&state, 300) + 1,
+                                     .least = (int32_t)draw(&state, 5) + 1};
+        const bool few = draw(&state, 2);
+        fa_sm90_line lines[4];
+        int32_t length = 0, most = 0;
+        for (int n = 0; n < 4; n++) {
+            lines[n] = draw_line(&state);
+            for (int32_t t = 0; t <= lines[n].tiles; t++) {
+                const int32_t own = fa_sm90_length_of_tiles(&lines[n], q, split.tile_cost, t),
+                              want = count_length(&lines[n], q, split.tile_cost, t);
+                CHECK(own == want, "%d tiles: %d, expected %d", (int)t, (int)own, (int)want);
+            }
+            length += count_length(&lines[n], q, split.tile_cost, lines[n].tiles);
+            if (lines[n].keys > most) most = lines[n].keys;
+        }
+        const int32_t section = fa_sm90_section_length(&split, length, few ? 1000 : 1001, most, k);
+        CHECK((int64_t)section * (few ? 7 : split.sections) >= length && section >= split.least * k,
+              "sections of %d of %d", (int)section, (int)length);
+        int32_t begin = 0;
+        for (int n = 0; n < 4; n++)
+            for (int32_t t = 0; t < lines[n].tiles; t++) {
+                const int32_t keys = fa_sm90_keys_of_tile(&lines[n], q, t);
+                check_parts(&split, begin, keys, section, k);
+                begin += keys + split.tile_cost;
+            }
+    }
+}
+
+/* A section for each multiprocessor, or two, with room for two parts, and a note. */
+static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
     const fa_sm90_split *split = &l->sm90.split;
-    const int32_t tasks = split->first_task[split->parts];
-    const int64_t plain = l->tasks, slots = split->first_task[1],
-                  rows_of_block = 128 / ((p->d_v + 7) / 8);
-    int *const seen = calloc((size_t)tasks, sizeof *seen);
-    CHECK(split->part_tiles == 0 && split->parts >= 2 && tasks == slots * split->parts,
-          "%d parts, %d tasks", (int)split->parts, (int)tasks);
-    if (split->sequence_tiles)
-        CHECK(slots == split->sequence_tiles * p->batch * p->heads_q && slots <= plain &&
-                  split->sequence_tiles * split->queries >= p->max_q,
-              "%lld slots", (long long)slots);
-    else CHECK(slots == plain, "%lld slots", (long long)slots);
-    for (int32_t task = 0; task < tasks; task++) {
-        const fa_sm90_part part = fa_sm90_find_part(split, task);
-        CHECK(fa_sm90_task_of(split, part.number, part.tile, part.head) == task &&
-                  fa_sm90_count_parts(split, part.tile) == split->parts,
-              "task %d", (int)task);
-        const int64_t number = part.head * split->tiles + split->tiles - 1 - part.tile;
-        CHECK(number >= 0 && number < slots && seen[part.number * slots + number]++ == 0,
-              "task %d is part %d of work tile %lld", (int)task, (int)part.number,
-              (long long)number);
-    }
-    free(seen);
-    const size_t bytes =
-        (size_t)tasks * (size_t)split->queries * ((size_t)split->value_dim * 4 + 8);
-    CHECK(plan->count == 2 && plan->workspace_bytes == bytes && bytes <= 256 << 20, "%zu bytes",
-          plan->workspace_bytes);
-    CHECK(l->grid == (uint32_t)tasks && l->overlaps && merge->overlaps && !merge->idle, "%u blocks",
-          l->grid);
-    CHECK(merge->tasks == plain && merge->tiles == l->tiles &&
-              merge->grid / plain * rows_of_block >= split->queries && merge->grid % plain == 0,
-          "%u blocks merge", merge->grid);
+    const int64_t sections = split->sections,
+                  rows = 128 / ((fa_variants[l->variant].value_dim + 7) / 8);
+    const int blocks = devices[H200].multiprocessors;
+    const int rounds = p->batch * p->n_k * p->heads_kv * 2 * (p->d + p->d_v) > 80 << 20 ? 2 : 1;
+    CHECK(sections == rounds * blocks && split->few_sections == blocks && split->tile_cost > 0 &&
+              split->least > 1,
+          "%d sections", (int)sections);
+    const size_t slots = 2 * (size_t)sections * (size_t)split->queries,
+                 bytes = slots * ((size_t)split->value_dim * 4 + 8) +
+                         (size_t)sections * sizeof(fa_sm90_cut);
+    CHECK(plan->count == 2 && l->workspace_bytes == bytes && merge->workspace_bytes == bytes &&
+              plan->workspace_bytes >= bytes,
+          "%zu bytes", l->workspace_bytes);
+    CHECK(l->grid == (uint32_t)blocks && l->overlaps && merge->overlaps && !merge->idle,
+          "%u blocks", l->grid);
+    CHECK(merge->grid == sections * ((split->queries + rows - 1) / rows), "%u blocks merge",
+          merge->grid);
     CHECK(strstr(fa_variants[merge->variant].name, "forward_sm90_merge_lengths"), "%s",
           fa_variants[merge->variant].name);
 }
@@ -245,7 +320,7 @@ static void test_lengths(void)
     } cases[] = {{8, 1, 512, 16384, 128, true},   {32, 1, 512, 16384, 128, false},
                  {8, 1, 512, 512, 128, false},    {4, 2, 1024, 32768, 64, true},
                  {2, 1, 2048, 65536, 256, true},  {16, 1, 512, 16384, 128, true},
-                 {8, 40, 5000, 16384, 128, false}};
+                 {8, 40, 5000, 16384, 128, true}, {64, 40, 5000, 16384, 128, false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p =
             make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, cases[i].n_k, cases[i].d);
@@ -255,31 +330,23 @@ static void test_lengths(void)
         CHECK(plan_by(NULL, &known, &plan), "no plan");
         CHECK((plan.family == split_family) == cases[i].split, "case %d: %s", (int)i,
               plan.family->name);
-        if (cases[i].split) check_shares(&known, &plan);
+        if (cases[i].split) check_lengths(&known, &plan);
         CHECK(plan_by(split_family, &p, &plan) && plan.family == split_family, "by name");
-        check_shares(&p, &plan);
-        for (int parts = 2; parts <= FA_SM90_PARTS; parts++) {
-            if ((double)parts * (double)plan.launches[0].tasks > 1000) break;
-            fa_cuda_share_split_sm90(&p, parts, &plan);
-            check_shares(&p, &plan);
-        }
+        check_lengths(&p, &plan);
     }
 }
 
-/* The best number of parts of 512 queries of 8 heads gives each multiprocessor one of them. Padded items and pages without
- * lengths are split, too. */
+/* Padded items and pages without lengths are split, too. */
 static void test_kinds_of_lengths(void)
 {
     fa_cuda_plan plan;
     fa_problem p = make_chunk(8, 1, 512, 16384, 128);
     CHECK(plan_by(NULL, &p, &plan), "no plan");
     CHECK(plan.family == split_family, "%s", plan.family->name);
-    CHECK(plan.launches[0].sm90.split.parts == 4, "%d parts",
-          (int)plan.launches[0].sm90.split.parts);
     p.cu_seqlens_q = NULL;
     CHECK(plan_by(NULL, &p, &plan), "no plan");
     CHECK(plan.family == split_family, "padded: %s", plan.family->name);
-    check_shares(&p, &plan);
+    check_lengths(&p, &plan);
     p.seqlens_k = NULL;
     CHECK(plan_by(NULL, &p, &plan), "no plan");
     CHECK(plan.family == split_family, "pages: %s", plan.family->name);
@@ -287,17 +354,19 @@ static void test_kinds_of_lengths(void)
     check_split(&p, &plan.launches[0]);
 }
 
-/* Batches that may have sequences of few queries are split where there are few work tiles and many queries a sequence.
- * The sequences of such a batch have different lengths: more are split than of one sequence. */
+/* Batches that may have sequences of few queries are split where there are few work tiles. The sequences of such a batch
+ * have different lengths: more are split than of one sequence. */
 static void test_mixed(void)
 {
     static const struct {
         int64_t heads, batch, rows, max_q;
         const char *family;
-    } cases[] = {{4, 7, 518, 512, "sm90_split"},
-                 {8, 3, 1512, 700, "sm90_split"},
-                 {4, 60, 571, 512, "mixed_beside"}, /* most sequences have few queries */
-                 {32, 7, 518, 512, "mixed_beside"}};
+    } cases[] = {{4, 7, 518, 512, "sm90_split"},     {8, 3, 1512, 700, "sm90_split"},
+                 {4, 60, 571, 512, "mixed_beside"},  /* few queries on average */
+                 {8, 60, 1571, 512, "mixed_beside"}, /* many work tiles */
+                 {32, 7, 518, 512, "mixed_beside"},  {16, 16, 527, 512, "sm90_split"},
+                 {16, 3, 2816, 2048, "sm90_split"}, /* uneven chunks */
+                 {32, 3, 2816, 2048, "sm90_split"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, 16384, 128);
         fa_cuda_plan plan;
@@ -331,9 +400,9 @@ static void test_refusals(void)
 {
     static const float numbers[] = {1};
     const fa_problem p = make_problem(1, 12000, 12000, 128);
-    fa_problem other[6];
+    fa_problem other[7];
     fa_cuda_plan plan;
-    for (int i = 0; i < 6; i++) other[i] = p;
+    for (int i = 0; i < 7; i++) other[i] = p;
     other[0].batch_invariant = true;
     other[1].softcap = 30;
     other[2].alibi_slopes = numbers;
@@ -341,12 +410,22 @@ static void test_refusals(void)
     other[4].attention_chunk = 100;
     other[5] = make_chunk(8, 1, 512, 16384, 128);
     other[5].batch_invariant = true;
-    for (int i = 0; i < 6; i++) {
+    other[6] = make_chunk(16, 1, 512, 1 << 24, 128); /* the line would be too long */
+    for (int i = 0; i < 7; i++) {
         CHECK(plan_by(NULL, &other[i], &plan) && plan.family != split_family, "%d", i);
         CHECK(plan_by(split_family, &other[i], &plan) && plan.family != split_family, "%d by name",
               i);
         CHECK(!strstr(plan.passed_over, "split"), "%s", plan.passed_over);
     }
+    fa_problem full = make_chunk(16, 3, 2816, 16384, 128), packed = full;
+    packed.cu_seqlens_k = packed.seqlens_k;
+    packed.block_table = packed.seqlens_k = NULL;
+    packed.rows_k = 3 * 16384;
+    full.max_q = packed.max_q = 2048;
+    full.causal = false;
+    CHECK(plan_by(NULL, &full, &plan) && plan.family != split_family, "full");
+    packed.heads_q = 32;
+    CHECK(plan_by(NULL, &packed, &plan) && plan.family != split_family, "packed keys");
     CHECK(fa_cuda_plan_make(&p, &devices[A100], NULL, &plan, NULL, 0) && plan.count == 1, "A100");
     CHECK(plan_by(&fa_cuda_forward_sm90, &p, &plan) && plan.count == 1, "sm90 by name");
 }
@@ -387,6 +466,7 @@ int main(void)
 {
     test_begin();
     test_numbering();
+    test_sections();
     test_choice();
     test_lengths();
     test_kinds_of_lengths();

@@ -107,6 +107,8 @@ static bool corrected_weights;
 static int64_t blind_queries; /* those that were NaN */
 static int rounded_otherwise; /* problems whose second run had other bits in dq */
 static int ordered;           /* problems whose sums of dq have one order */
+static int
+    shared_queries[2]; /* those whose blocks share the queries of a head, in any order and in one */
 
 /* The kinds of problems. */
 typedef enum kind {
@@ -313,6 +315,8 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
+    for (int i = 0; i < plan.count; i++)
+        shared_queries[m->ordered] += plan.launches[i].backward_sm80.query_parts > 1;
     m->memory = *call->buffers;
     char *const kept = keep_queries(call->buffers, NULL);
     poison_blind_queries(call);
@@ -1019,6 +1023,8 @@ int main(int argc, char **argv)
     CHECK(exact < 0.1 || argc > 1, "tf32x3: %.3f of what is allowed", exact);
     CHECK(blind_queries || argc > 1, "all queries saw keys");
     CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
+    CHECK((shared_queries[0] && shared_queries[1]) || argc > 1,
+          "%d and %d problems of shared queries", shared_queries[0], shared_queries[1]);
     if (argc > 2) {
         printf("%5d problems, %d with another rounding of dq, %d with one order of its sums, %lld "
                "queries that saw nothing; %.3f of what is allowed\n",

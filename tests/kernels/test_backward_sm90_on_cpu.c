@@ -73,6 +73,9 @@ static const int64_t with_empty_items[] = {2271};
 /* Blocks that share the queries of a head with one key tile. */
 static const int64_t with_query_parts[] = {22072, 23176, 25384, 29802, 36352};
 
+/* The same with more key tiles, up to six, in each of the families. */
+static const int64_t with_shared_queries[] = {1568, 9536, 13092, 16002, 18848};
+
 /* Chains of two to four blocks, which do what `prepare` does or not: with rows that go through the
  * workspace, and rows of out that are not aligned. */
 static const int64_t with_chains[] = {
@@ -541,7 +544,7 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         const fa_cuda_plan_launch *l = &plan->launches[i];
         if (l->idle || !is_main(l)) continue;
         first |= (uint64_t)adds_to_first_shares(l) << 16;
-        first |= (uint64_t)(l->backward_sm90.query_parts > 1) << 24;
+        first |= (uint64_t)(l->backward_sm90.query_parts > 1) << 22;
         if (fa_variants[l->variant].chained) return find_chain_options(p, l);
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
         const bool by_itself = fa_variants[l->variant].options == FA_SM90_BIAS;
@@ -633,6 +636,8 @@ static int run_listed(void)
     const int done = run_problems(0, PROBLEMS);
     for (size_t i = 0; i < sizeof with_options / sizeof *with_options; i++)
         run_problems(with_options[i], with_options[i] + 1);
+    for (size_t i = 0; i < sizeof with_shared_queries / sizeof *with_shared_queries; i++)
+        run_problems(with_shared_queries[i], with_shared_queries[i] + 1);
     about_bias = true;
     for (size_t i = 0; i < sizeof with_dbias / sizeof *with_dbias; i++)
         run_problems(with_dbias[i], with_dbias[i] + 1);

@@ -29,10 +29,8 @@
 
 enum { PROBLEMS = 1500, LENGTH_PROBLEMS = 400, PEAKED_PROBLEMS = 52, EACH = 8, EACH_OF_SAMPLE = 3 };
 
-/* Additional options of problems (sample_takes) beside kinds of peaked rows: packed queries over pages, and tiles that are
- * numbered by sequence. */
-static const uint64_t packed_over_pages_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 4),
-                      by_sequence_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 5);
+/* An additional option of problems (sample_takes) beside kinds of peaked rows: packed queries over pages. */
+static const uint64_t packed_over_pages_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 4);
 
 /* The variants, one FORM(name) each: the build writes them. */
 typedef struct parameters {
@@ -60,7 +58,13 @@ static int runs[FA_VARIANTS], max_runs = INT_MAX;
  * of queries and keys that are packed or not. */
 static int with_parts[FA_SM90_PARTS + 1], causal, windows, sinks, lse;
 static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages;
-static int by_sequence;
+/* With sections: calls whose query tiles have rows of 2^i heads; and those of which the host knows all lengths. */
+static int groups[8], uniform;
+/* Problems with lengths on the device, in which three or four sections share query tiles: found by a scan. */
+static const int64_t shared[] = {447, 449, 467};
+
+/* Query tiles that sections share, by the number of their parts. */
+static int cuts[FA_SM90_PARTS + 1];
 
 /* How a call is run. */
 typedef struct machine {
@@ -90,7 +94,6 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan *pl
                     .grid = l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
-    if (i == 0 && fa_cuda_has_own_lengths(p)) run.grid = (unsigned)(m->number % 3) + 1;
     if (i == 0 && m->otherwise) run.grid = (unsigned)both.more.tasks; /* a block for each */
     vary_run(&run, m->number, m->otherwise, 2);
     snprintf(name, sizeof name,
@@ -108,12 +111,19 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan *plan)
 {
     begin_workspace(&m->memory, p, plan->workspace_bytes);
     for (int i = 0; i < plan->count; i++) launch(m, p, plan, i);
+    const fa_sm90_split split = fa_cuda_split_of(p, &plan->launches[0]);
+    for (int i = 0; i < split.sections; i++) {
+        CHECK(split.cuts[i].parts == 0 ||
+                  (split.cuts[i].parts > 1 && split.cuts[i].parts <= FA_SM90_PARTS),
+              "section %d: %d parts", i, (int)split.cuts[i].parts);
+        cuts[split.cuts[i].parts]++;
+    }
     return end_workspace(&m->memory, p);
 }
 
 /* Makes the plan for few multiprocessors, so that blocks have several tasks. Parts have one to four
- * key tiles, or as many as the planner chooses. If lengths are on the device, there are one to seven
- * parts, or as many. False: the family does not take the problem. */
+ * key tiles, or as many as the planner chooses. If lengths are on the device, there are one to 128
+ * sections, of one or two key tiles at least. False: the family does not take the problem. */
 static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, char *why,
                       size_t size)
 {
@@ -122,9 +132,13 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     fa_cuda_plan_begin(&device, &fa_cuda_forward_split_sm90, plan);
     if (!fa_cuda_forward_split_sm90.plan(p, &device, plan, why, size)) return false;
     const fa_sm90_split *split = &plan->launches[0].sm90.split;
-    const int64_t parts = number / 3 % 8;
-    if (fa_cuda_has_own_lengths(p)) {
-        if (parts > 0) fa_cuda_share_split_sm90(p, parts, plan);
+    if (split->sections) {
+        const int64_t few = 1 + number * 7 % 64;
+        fa_cuda_section_split_sm90(p, &device, few, few * (1 + number / 2 % 2), plan);
+        for (int i = 0; i < 2; i++) {
+            plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
+            plan->launches[i].sm90.split.few_keys = 300;
+        }
         return true;
     }
     const int64_t part_tiles = number / 3 % 5, tiles = split->part_tiles * split->parts;
@@ -144,14 +158,17 @@ static bool wants(void *context, const random_call *call)
     return plan_call(number, &p, &plan, NULL, 0) && runs[plan.launches[0].variant] < max_runs &&
            sample_takes(&p, &plan,
                         other_options |
-                            (p.cu_seqlens_q && p.block_table ? packed_over_pages_bit : 0) |
-                            (plan.launches[0].sm90.split.sequence_tiles ? by_sequence_bit : 0));
+                            (p.cu_seqlens_q && p.block_table ? packed_over_pages_bit : 0));
 }
 
 static void count(const fa_problem *p, const fa_cuda_plan *plan)
 {
     for (int i = 0; i < plan->count; i++) runs[plan->launches[i].variant]++;
     with_parts[plan->launches[0].sm90.split.parts]++;
+    if (plan->launches[0].sm90.split.sections) {
+        groups[plan->launches[0].sm90.split.group_bits]++;
+        uniform += !fa_cuda_has_own_lengths(p);
+    }
     causal += p->causal;
     windows += p->window_left >= 0;
     sinks += p->sinks != NULL;
@@ -162,7 +179,6 @@ static void count(const fa_problem *p, const fa_cuda_plan *plan)
     keys_by_length += p->seqlens_k != NULL;
     pages += p->block_table != NULL;
     packed_over_pages += p->block_table && p->cu_seqlens_q;
-    by_sequence += plan->launches[0].sm90.split.sequence_tiles > 0;
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -241,6 +257,37 @@ static void test_nan(int64_t seen_from)
     attention_free(&a);
 }
 
+/* A sequence of more query tiles than a warp has lanes, whose length of keys is on the device. */
+static void test_many_tiles(int64_t number)
+{
+    static const int32_t keys[] = {1100};
+    attention a;
+    ref_array want, lse;
+    char message[320] = "";
+    const shape s = {1, 1, 1, 4500, 1200, 16, 16};
+    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
+    aligned.aligned_data = true;
+    attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+    a.in.options.flags = FA_CAUSAL;
+    a.in.options.seqlens_k = keys;
+    ref_forward(&a.in, &want, &lse);
+    random_call call = {.pass = RANDOM_FORWARD,
+                        .buffers = &a.buffers,
+                        .q = a.in.q,
+                        .k = a.in.k,
+                        .v = a.in.v,
+                        .out = a.out,
+                        .lse = a.lse,
+                        .options = a.in.options};
+    call.options.device = FA_DEVICE_CUDA;
+    const fa_status status = attend(&number, &call, message, sizeof message);
+    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+    for (int64_t i = s.n_q - keys[0]; i < s.n_q; i++) check_row(&a, &want, &lse, 0, i, false);
+    ref_array_free(&want);
+    ref_array_free(&lse);
+    attention_free(&a);
+}
+
 /* Problems [*number, end) with lengths on the device and pages. Returns the number of problems for this family. */
 static int run_length_problems(random_settings settings, int64_t *number, int64_t end)
 {
@@ -286,9 +333,16 @@ int main(int argc, char **argv)
     test_begin();
     if (sample_begin(argc > 1)) run_problems(settings, &number, begin, wanted);
     sample_found();
-    const int done = run_problems(settings, &number, begin, wanted);
+    int done = run_problems(settings, &number, begin, wanted);
+    random_settings all = settings;
+    all.wants = NULL;
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0] && argc == 1; i++) {
+        number = shared[i];
+        done += run_length_problems(all, &number, shared[i] + 1);
+    }
     static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
     for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
+    test_many_tiles(5);
     for (int64_t i = 0; i < 4; i++) /* any number of parts; 2, 4, and 6 of them */
         test_wild_pages(attend, &(int64_t){6 * i}, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, false);
     if (argc == 1) sample_end(kernels, runs);
@@ -299,8 +353,11 @@ int main(int argc, char **argv)
                      pages && packed_over_pages),
         "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
         packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
-    CHECK(argc > 1 || (by_sequence && by_sequence < packed_queries),
-          "%d of %d packed problems by sequence", by_sequence, packed_queries);
+    CHECK(argc > 1 || (groups[0] && groups[1] && groups[2] && groups[3] && uniform),
+          "query tiles of 1, 2, 4 and 8 heads: %d, %d, %d and %d; %d lengths that the host knows",
+          groups[0], groups[1], groups[2], groups[3], uniform);
+    CHECK(argc > 1 || (cuts[2] && cuts[3] && cuts[4]), "sections shared %d, %d and %d query tiles",
+          cuts[2], cuts[3], cuts[4]);
     CHECK(argc > 1 || (with_parts[2] && with_parts[3]), "no problem had two or three parts");
     if (argc > 2) {
         printf("%5d problems: %d causal, %d windows, %d sinks, %d lse\n", done, causal, windows,
@@ -309,7 +366,11 @@ int main(int argc, char **argv)
                "queries\n",
                packed_queries, packed_keys, queries_by_length, keys_by_length, pages,
                packed_over_pages);
-        printf("%5d with tiles by sequence\n", by_sequence);
+        for (int i = 0; i < 8; i++)
+            if (groups[i]) printf("%5d with query tiles of %d heads\n", groups[i], 1 << i);
+        printf("%5d with sections and lengths that the host knows\n", uniform);
+        for (int i = 2; i <= FA_SM90_PARTS; i++)
+            if (cuts[i]) printf("%5d query tiles in parts of %d sections\n", cuts[i], i);
         for (int i = 2; i <= FA_SM90_PARTS; i++) printf("%5d with %d parts\n", with_parts[i], i);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);

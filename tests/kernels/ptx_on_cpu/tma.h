@@ -20,6 +20,13 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
     hopper_load(shared, map, barrier, 4, start);
 }
 
+FA_DEVICE void ptx_tma_load_5d(void *shared, const void *map, uint64_t *barrier, int x, int y,
+                               int z, int w, int v)
+{
+    const int start[] = {x, y, z, w, v};
+    hopper_load(shared, map, barrier, 5, start);
+}
+
 FA_DEVICE void ptx_tma_load_4d_once(void *shared, const void *map, uint64_t *barrier, int x, int y,
                                     int z, int w)
 {

@@ -1,0 +1,335 @@
+/*
+ * Split keys if lengths are on the device: which work tiles a section of the line has (split.h). The scheduler warp finds
+ * its section's begin together, a sequence for each lane, and then goes from one query tile to the next. All that it
+ * computes is warp-uniform, unless it says something else.
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_SECTIONS_CUH
+#define FA_KERNELS_FORWARD_SM90_SECTIONS_CUH
+
+#include "forward_sm90/config.cuh"
+#include "common/device.cuh"
+#include "common/sequence.cuh"
+#include "forward_sm90/warp.cuh"
+#include "forward_sm90/work_tile.cuh"
+
+/* What all work tiles of a sequence have in common: its rows and keys, as in fa_tile; and its line. In 32 bits, because a
+ * block's first load waits for it. */
+typedef struct line_sequence {
+    int batch, start_q, room_q, n_q, start_k, n_k, diagonal;
+    fa_sm90_reach reach;
+    fa_sm90_line line;
+} line_sequence;
+
+/* Of 32 sequences, one in each lane. */
+typedef struct sequence_lines {
+    int first; /* the first of the sequences; below 0: none is known */
+    line_sequence own;
+    int of_head,
+        end; /* the line's length; where the sequence ends, from the first one's begin on */
+} sequence_lines;
+
+typedef struct line_cut {
+    int length, section; /* of the line, and of a section */
+} line_cut;
+
+/* Where a section is: in which query tile, and behind how much of it. */
+typedef struct section {
+    int number, left; /* how much of it is left */
+    int sequence, head, tile, offset;
+    line_sequence of;
+} section;
+
+enum { QUERY_BITS = QUERIES == 128 ? 7 : 0 /* log2 of QUERIES */ };
+static_assert(1 << QUERY_BITS == QUERIES, "query tiles are halved by shifts");
+
+/* Heads of a sequence's line, which are groups of query heads if these share query tiles; queries of a query tile. */
+FA_DEVICE int count_line_heads(const fa_attention_params *p, const fa_sm90_params *s)
+{
+    return (int)p->heads_q >> s->split.group_bits;
+}
+
+FA_DEVICE int count_tile_queries(const fa_sm90_params *s) { return QUERIES >> s->split.group_bits; }
+
+/* Sequences of the line: packed ones as in fa_packed_start, because rows of no sequence get zeros. */
+FA_DEVICE int count_sequences(const fa_attention_params *p)
+{
+    return (int)p->batch + (p->cu_seqlens_q ? 2 : 0);
+}
+
+/* As fa_locate_packed and fa_locate_padded do. */
+FA_DEVICE void find_queries(const fa_attention_params *p, int sequence, line_sequence *of)
+{
+    const int rows = (int)p->rows_q, batch = (int)p->batch;
+    bool is_one = true;
+    of->batch = sequence;
+    of->start_q = 0;
+    of->room_q = rows;
+    if (p->cu_seqlens_q) {
+        const int before = sequence > 0 ? clamp(p->cu_seqlens_q[sequence - 1], rows) : 0,
+                  behind = sequence <= batch ? clamp(p->cu_seqlens_q[sequence], rows) : rows;
+        is_one = sequence > 0 && sequence <= batch;
+        of->batch = is_one ? sequence - 1 : 0;
+        of->start_q = before;
+        of->room_q = max(0, behind - before);
+        if (is_one && of->room_q < p->fewest_queries) of->room_q = 0;
+    }
+    of->n_q = is_one ? of->room_q : 0;
+    if (is_one && p->seqlens_q) of->n_q = clamp(p->seqlens_q[of->batch], of->room_q);
+}
+
+/* As fa_locate_keys does. */
+FA_DEVICE void find_keys(const fa_attention_params *p, line_sequence *of)
+{
+    of->start_k = 0;
+    of->n_k = (int)p->max_k;
+    if (p->cu_seqlens_k) {
+        const int end = (int)fa_min64(p->cu_seqlens_k[of->batch + 1], p->rows_k);
+        of->start_k = max(0, p->cu_seqlens_k[of->batch]);
+        of->n_k = max(0, end - of->start_k);
+    }
+    if (p->seqlens_k) of->n_k = clamp(p->seqlens_k[of->batch], of->n_k);
+    if (of->n_q == 0) of->n_k = of->start_k = 0;
+}
+
+/* A bound by position, if there is one, for another diagonal than 0. */
+FA_DEVICE int shift_bound(int bound, int diagonal)
+{
+    if (bound >= UNBOUNDED || bound <= -UNBOUNDED) return bound;
+    return max(-UNBOUNDED, min(bound + diagonal, UNBOUNDED));
+}
+
+/* With a window, the last key is what counts: the first one is only known to be near. */
+FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, line_sequence *of)
+{
+    of->diagonal = p->diagonal_given ? saturate(p->diagonal) : of->n_k - of->n_q;
+    of->reach.lo = shift_bound(s->reach.lo, of->diagonal);
+    of->reach.hi = shift_bound(s->reach.hi, of->diagonal);
+    of->line.tiles = (of->room_q + count_tile_queries(s) - 1) >> (QUERY_BITS - s->split.group_bits);
+    of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
+    of->line.keys = of->n_k;
+    if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
+        of->line.keys = min(of->n_k, s->reach.hi - s->reach.lo + QUERIES + FA_SM90_KEY_ALIGNMENT);
+}
+
+FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params *s, int sequence,
+                             line_sequence *of)
+{
+    find_queries(p, sequence, of);
+    find_keys(p, of);
+    find_line(p, s, of);
+}
+
+FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line, int tiles)
+{
+    return fa_sm90_length_of_tiles(line, count_tile_queries(s), s->split.tile_cost, tiles);
+}
+
+/* Each lane has a sequence from `first` on. */
+FA_DEVICE void load_lines(const fa_attention_params *p, const fa_sm90_params *s, int first,
+                          sequence_lines *lines)
+{
+    const int lane = (int)threadIdx.x % 32, count = count_sequences(p);
+    if (lines->first == first) return;
+    lines->first = first;
+    find_sequence(p, s, min(first + lane, count - 1), &lines->own);
+    if (first + lane >= count) lines->own.line.tiles = lines->own.line.keys = 0;
+    lines->of_head = length_of_tiles(s, &lines->own.line, lines->own.line.tiles);
+    lines->end = lines->of_head * count_line_heads(p, s);
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const int before = __shfl_sync(0xffffffff, lines->end, (lane - apart) & 31);
+        if (lane >= apart) lines->end += before;
+    }
+}
+
+FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_params *s,
+                                 sequence_lines *lines)
+{
+    const int sequences = count_sequences(p);
+    int length = 0, keys = 0, most_keys = 0;
+    for (int first = 0; first < sequences; first += 32) {
+        load_lines(p, s, first, lines);
+        length += __shfl_sync(0xffffffff, lines->end, 31);
+        keys += lines->own.line.tiles > 0 ? lines->own.n_k : 0;
+        most_keys = max(most_keys, lines->own.line.keys);
+    }
+    keys = (int)__reduce_add_sync(0xffffffff, (uint32_t)keys);
+    most_keys = (int)__reduce_max_sync(0xffffffff, (uint32_t)most_keys);
+    const line_cut cut = {length, fa_sm90_section_length(&s->split, length, keys, most_keys, KEYS)};
+    return cut;
+}
+
+/* A lane's sequence for all lanes. */
+FA_DEVICE void take_sequence(const line_sequence *own, int lane, line_sequence *of)
+{
+    of->batch = __shfl_sync(0xffffffff, own->batch, lane);
+    of->start_q = __shfl_sync(0xffffffff, own->start_q, lane);
+    of->room_q = __shfl_sync(0xffffffff, own->room_q, lane);
+    of->n_q = __shfl_sync(0xffffffff, own->n_q, lane);
+    of->start_k = __shfl_sync(0xffffffff, own->start_k, lane);
+    of->n_k = __shfl_sync(0xffffffff, own->n_k, lane);
+    of->diagonal = __shfl_sync(0xffffffff, own->diagonal, lane);
+    of->reach.lo = __shfl_sync(0xffffffff, own->reach.lo, lane);
+    of->reach.hi = __shfl_sync(0xffffffff, own->reach.hi, lane);
+    of->line.tiles = __shfl_sync(0xffffffff, own->line.tiles, lane);
+    of->line.reach = __shfl_sync(0xffffffff, own->line.reach, lane);
+    of->line.keys = __shfl_sync(0xffffffff, own->line.keys, lane);
+}
+
+/* Goes to the sequence that has what is x behind the line's begin. Returns how far it is behind the sequence's begin; below
+ * 0: there is none, because lengths are wrong. */
+FA_DEVICE int find_sequence_of(const fa_attention_params *p, const fa_sm90_params *s, int x,
+                               sequence_lines *lines, section *at, int *of_head)
+{
+    for (int first = 0; first < count_sequences(p); first += 32) {
+        load_lines(p, s, first, lines);
+        const uint32_t behind = __ballot_sync(0xffffffff, lines->end > x);
+        if (behind == 0) {
+            x -= __shfl_sync(0xffffffff, lines->end, 31);
+            continue;
+        }
+        const int lane = 32 - __popc(behind); /* ends ascend */
+        at->sequence = first + lane;
+        take_sequence(&lines->own, lane, &at->of);
+        *of_head = __shfl_sync(0xffffffff, lines->of_head, lane);
+        return x - __shfl_sync(0xffffffff, lines->end, lane) + *of_head * count_line_heads(p, s);
+    }
+    return -1;
+}
+
+/* The query tile that has what is x behind its head's begin: lanes try different ones. */
+FA_DEVICE int find_tile_of(const fa_sm90_params *s, const fa_sm90_line *line, int x)
+{
+    const int lane = (int)threadIdx.x % 32;
+    int tile = 0;
+    for (int count = line->tiles; count > 1;) {
+        const int step = (count + 31) / 32, tried = (lane + 1) * step;
+        const bool before = tried < count && length_of_tiles(s, line, tile + tried) <= x;
+        tile += __popc(__ballot_sync(0xffffffff, before)) * step;
+        count = min(step, line->tiles - tile);
+    }
+    return tile;
+}
+
+/* Section n. It has no note until there is one. */
+FA_DEVICE section begin_section(const fa_attention_params *p, const fa_sm90_params *s,
+                                const line_cut *cut, int n, sequence_lines *lines)
+{
+    section at;
+    const int64_t begin = (int64_t)n * cut->section;
+    at.number = n;
+    at.left = (int)fa_max64(0, fa_min64(cut->section, cut->length - begin));
+    if (threadIdx.x % 32 == 0) s->split.cuts[n].parts = 0;
+    if (at.left == 0) return at;
+    int of_head;
+    const int x = find_sequence_of(p, s, (int)begin, lines, &at, &of_head);
+    if (x < 0) {
+        at.left = 0;
+        return at;
+    }
+    at.head = (int)((uint32_t)x / (uint32_t)of_head);
+    at.tile = find_tile_of(s, &at.of.line, x - at.head * of_head);
+    at.offset = x - at.head * of_head - length_of_tiles(s, &at.of.line, at.tile);
+    return at;
+}
+
+FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_params *s, section *at)
+{
+    at->offset = 0;
+    if (++at->tile < at->of.line.tiles) return;
+    at->tile = 0;
+    if (++at->head < count_line_heads(p, s)) return;
+    at->head = 0;
+    do {
+        if (++at->sequence >= count_sequences(p)) { /* only if lengths are wrong */
+            at->left = 0;
+            return;
+        }
+        find_sequence(p, s, at->sequence, &at->of);
+    } while (at->of.line.tiles == 0);
+}
+
+/* How many parts a query tile has, of whose second part the section is. */
+FA_DEVICE int count_parts(const fa_sm90_params *s, const line_cut *cut, const section *at, int keys,
+                          int key_tiles)
+{
+    int parts = 2;
+    for (int x = at->offset + cut->section;
+         fa_sm90_cut_at(&s->split, x, keys, KEYS) < key_tiles && parts < FA_SM90_PARTS;
+         x += cut->section)
+        parts++;
+    return min(parts, s->split.sections - at->number + 1);
+}
+
+/* The note about a query tile whose second part the section has. One lane. */
+FA_DEVICE void note_cut(const fa_attention_params *p, const fa_sm90_params *s, const work_tile *w,
+                        int section, int parts)
+{
+    const fa_tile *t = &w->query_tile;
+    fa_sm90_cut *cut = &s->split.cuts[section];
+    cut->parts = parts;
+    cut->block = (int)t->block_q;
+    cut->row = (int)(t->start_q + t->first);
+    cut->head = (int)t->head;
+    cut->rows = w->rows;
+    cut->queries = w->queries;
+    cut->lse = fa_row_index(p, t, t->first);
+}
+
+FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                            const section *at)
+{
+    const line_sequence *of = &at->of;
+    fa_tile t;
+    t.batch = of->batch;
+    t.head = at->head << s->split.group_bits;
+    t.head_kv = fa_divide_by((uint32_t)t.head, s->by_group);
+    t.first = at->tile * count_tile_queries(s);
+    t.block_q = p->cu_seqlens_q ? 0 : of->batch;
+    t.start_q = of->start_q;
+    t.n_q = of->n_q;
+    t.room_q = of->room_q;
+    t.block_k = p->cu_seqlens_k ? 0 : of->batch;
+    t.start_k = of->start_k;
+    t.n_k = of->n_k;
+    t.diagonal = of->diagonal;
+    return t;
+}
+
+/* Describes the query tile at which the section is, or a part of it, and goes to the next. False if it has nothing of the
+ * query tile, because its part would be short. */
+FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_sm90_params *s,
+                                        const line_cut *cut, section *at, work_tile *w)
+{
+    const int keys = fa_sm90_keys_of_tile(&at->of.line, count_tile_queries(s), at->tile),
+              key_tiles = max((keys + KEYS - 1) / KEYS, 1);
+    const int length = min(keys + s->split.tile_cost - at->offset, at->left);
+    const int from = fa_sm90_cut_at(&s->split, at->offset, keys, KEYS);
+    const int to = fa_sm90_cut_at(&s->split, at->offset + length, keys, KEYS);
+    const bool found = from < to;
+    if (found) {
+        const fa_tile *t = &w->query_tile;
+        w->query_tile = make_tile(p, s, at);
+        w->group_bits = s->split.group_bits;
+        w->rows = min(rows_of(w, at->of.room_q - (int)t->first), QUERIES);
+        find_key_tiles(at->of.reach, w);
+        w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
+        w->sums = NULL;
+        if (from > 0 || to < key_tiles) {
+            const int64_t row = (int64_t)(2 * at->number + (from == 0)) * QUERIES;
+            w->out = (char *)(s->split.out + row * VALUE_DIM);
+            w->sums = s->split.sums + row;
+            if (from > 0 && fa_sm90_cut_at(&s->split, at->offset - cut->section, keys, KEYS) == 0 &&
+                threadIdx.x % 32 == 0)
+                note_cut(p, s, w, at->number, count_parts(s, cut, at, keys, key_tiles));
+            take_part(from, to < key_tiles ? to : INT32_MAX, w);
+        }
+        find_tiles_of_consumers(w);
+        find_options(p, s, w);
+    }
+    at->left -= length;
+    if (at->left > 0) next_tile_of_line(p, s, at);
+    return found;
+}
+
+#endif
