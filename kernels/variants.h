@@ -459,9 +459,9 @@ VARIANT_16BIT(backward_sm90_general64, .file = "backward_sm90/backward_sm90", .k
               .head_dim = 64, .options = FA_SM90_ALL, .stages = 2)
 /* Two stages, for a tile of the bias. */
 VARIANT_16BIT(backward_sm90_d128_bias, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 128, .options = FA_SM90_BIAS, .stages = 2, .static_smem = 512)
+              .head_dim = 128, .options = FA_SM90_BIAS, .stages = 2, .static_smem = 768)
 VARIANT_16BIT(backward_sm90_d128_by_rows, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 128, .options = FA_SM90_BY_ROWS, .stages = 2, .static_smem = 512)
+              .head_dim = 128, .options = FA_SM90_BY_ROWS, .stages = 2, .static_smem = 768)
 VARIANT_16BIT(backward_sm90_general128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_ALL, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_d192_128_ordered, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,

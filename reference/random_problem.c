@@ -372,9 +372,11 @@ static void focus_sizes(problem *p, const random_settings *settings)
         p->n_q = between(p, 1, 300);
         p->d_v = between(p, 1, 256);
         break;
+    case RANDOM_BIAS:
+        if (settings->many_heads) draw_many_heads(p, settings);
+        break;
     case RANDOM_ANYTHING:
     case RANDOM_UNUSED:
-    case RANDOM_BIAS:
     case RANDOM_CHUNKS:
     case RANDOM_QUANTIZED:
     case RANDOM_STRIDES: break;

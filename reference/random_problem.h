@@ -116,6 +116,7 @@ typedef struct random_settings {
     int runs;          /* of a backward, each compared, with the same initial memory; 0: one */
     bool plain_scores; /* no ALiBi, bias, mask or dropout */
     bool unseen_keys;  /* a causal mask in each problem that hides the later half of the keys */
+    bool many_heads;   /* RANDOM_BIAS with the sizes of RANDOM_HEADS */
     bool one_dtype;    /* all tensors have this type */
     fa_dtype dtype;
     fa_precision precision; /* of all problems */

@@ -116,6 +116,9 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         if (warp == WARP_LOAD) {
             if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s, 0);
             else if (loads) wait_for_keys(&pipe);
+#if BIAS_TILE
+            if (leaves_ds(&pipe) && threadIdx.x % 32 == 0) load_left(&pipe, &p, &s);
+#endif
         } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0) {
 #if BIAS_TILE
             if (leaves_ds(&pipe)) wait_for_room(&s);

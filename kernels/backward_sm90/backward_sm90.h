@@ -121,6 +121,12 @@ typedef struct fa_backward_sm90_left {
     int32_t summed;
 } fa_backward_sm90_left;
 
+/* Groups of heads whose units pass sums on. */
+typedef struct fa_backward_sm90_left_groups {
+    float *sums;          /* for each key tile and query tile; of the group at the moment */
+    int32_t count, units; /* of those that share elements, 1: nothing is passed on; of each group */
+} fa_backward_sm90_left_groups;
+
 /* The second parameter of all of these kernels. */
 typedef struct fa_backward_sm90_params {
     fa_sm90_map q, k, v, dout; /* boxes of 64 rows of q and dout, of 128 of k and v */
@@ -188,6 +194,7 @@ typedef struct fa_backward_sm90_params {
     int32_t query_parts;
     /* Of a CHAINED variant: its blocks do what `prepare` does. */
     int32_t prepares;
+    fa_backward_sm90_left_groups left_groups;
 } fa_backward_sm90_params;
 
 #endif

@@ -83,6 +83,9 @@
 
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
 
+/* Whether a block's first queries and dout may be loaded with its keys. */
+#define LOADS_EARLY CHAINED
+
 /* Whether a dQ that is whole is rounded and stored at once, without sums in global memory. */
 #define WHOLE_DQ (SINGLE_TILES || CHAINED)
 

@@ -22,14 +22,5 @@ FA_KERNEL __launch_bounds__(ADDERS)
     __syncthreads();
     const left_unit u = find_left_unit(&p, &s, &work, unit);
     const dbias_place place = find_dbias_place(&p, &u, (int)threadIdx.x);
-    float sums[ADDER_VECTORS][8];
-    uint4 x[SHARES_AT_ONCE][ADDER_VECTORS];
-    left_shares at = {(int)(number % heads), tile, 0};
-#pragma unroll 1
-    while (at.tile == tile && at.head == number % heads) {
-        load_shares(&s, &u, &at, (int)threadIdx.x, x);
-        add_first_share(&u, &at, x, sums);
-        add_other_shares(&u, &place, &at, x, sums);
-        advance_shares(&s, &u, &at);
-    }
+    add_tile(&s, &u, &place, (int)(number % heads), tile, (int)threadIdx.x);
 }

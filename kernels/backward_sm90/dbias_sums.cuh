@@ -4,9 +4,17 @@
  * additions to sums in the L2 cache would be as many bytes as those of dQ, and that cache adds only
  * 12 bytes a cycle for each multiprocessor.
  *
- * A unit consists of the blocks of the same keys that share elements of dbias. They are
- * consecutive. The last block that has left its dS adds up the shares of the unit. dbias.cu does
- * that for the last units, whose blocks end when most multiprocessors have nothing to do.
+ * A unit consists of blocks of the same keys that share elements of dbias. They are consecutive.
+ * The last block that has left its dS adds up the shares of the unit: a thread copies them to the
+ * shared memory that the block no longer needs, which holds more of them on their way than
+ * registers would. dbias.cu adds up the last units, whose blocks end when most multiprocessors have
+ * nothing to do.
+ *
+ * If heads share elements, a unit has a group of a few heads, whose queries and dQ stay in the L2
+ * cache while all of their blocks run. The sums go from the unit of a group to that of the next
+ * group, in float32, and the last one stores dbias. The units of a group are those of all key
+ * tiles. A unit waits until the unit of the group before has been added up. So does a group that
+ * begins new sums, which take the place of the last ones.
  *
  * There is room for `room` units. Before a block leaves dS, it waits until the unit that had its
  * place has been added up, by blocks of lower numbers. Those start first and stay until they are
@@ -35,8 +43,10 @@ enum {
     ADDERS = CONSUMERS * WARPGROUP,         /* threads that add up a tile */
     ADDER_VECTORS = DS_BYTES / 16 / ADDERS, /* of eight elements, of a thread */
     ADDER_ROWS = ADDERS / 8,                /* whose eight keys each are a vector of all threads */
-    SHARES_AT_ONCE = 4,
-    BYTES_AHEAD = 256 << 10 /* that are being prefetched to the L2 cache */
+    SHARES_AT_ONCE = 4,                     /* that dbias.cu loads */
+    SUM_PARTS = 2,                          /* of a tile's sums in float32, each like a share */
+    PART_VECTORS = ADDER_VECTORS / SUM_PARTS,
+    TILE_SUMS = QUERIES * KEYS
 };
 
 /* What the blocks of a unit have left. */
@@ -47,6 +57,8 @@ typedef struct left_unit {
     int shares;              /* of each element */
     int heads;               /* of dbias */
     int from, to;            /* query tiles that see some of the keys */
+    float *sums;             /* of the first tile of these keys, in the order of add_eight */
+    bool begins, ends;       /* its group is the first one, the last one */
 } left_unit;
 
 /* The unit of a block that computes. */
@@ -86,20 +98,24 @@ FA_DEVICE left_unit find_left_unit(const fa_backward_params *p, const fa_backwar
     u.heads = by_heads ? 1 : w->heads;
     u.from = w->from;
     u.to = w->to;
+    u.sums = s->left_groups.sums + unit % s->left_groups.units * s->q_tiles * TILE_SUMS;
+    u.begins = unit / s->left_groups.units % s->left_groups.count == 0;
+    u.ends = (unit / s->left_groups.units + 1) % s->left_groups.count == 0;
     return u;
 }
 
+FA_DEVICE bool sees_tile(const left_unit *u, int tile) { return tile >= u->from && tile < u->to; }
+
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
-/* first: sums begin with these elements. */
-FA_DEVICE void add_eight(float *sums, uint4 x, bool first)
+FA_DEVICE void add_eight(float *sums, uint4 x)
 {
     const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const float2 y = fa_unpack_x2(words[n], ELEMENT);
-        sums[2 * n] = first ? y.x : sums[2 * n] + y.x;
-        sums[2 * n + 1] = first ? y.y : sums[2 * n + 1] + y.y;
+        sums[2 * n] += y.x;
+        sums[2 * n + 1] += y.y;
     }
 }
 
@@ -143,80 +159,72 @@ FA_DEVICE void put_eight(const dbias_place *d, char *to, int keys, const float *
         if (n < keys) fa_store_element(to, ELEMENT, n * d->key, x[n]);
 }
 
-/* Some shares of a tile, which are added together. */
-typedef struct left_shares {
-    int head, tile;
-    int first; /* of SHARES_AT_ONCE, or fewer at the end */
-} left_shares;
-
-/* Shares from the first one on. A tile that sees none of the keys has none, and its sums are 0. */
-FA_DEVICE int count_shares(const left_unit *u, const left_shares *at)
+/* Stores a thread's elements of a tile in dbias. */
+FA_DEVICE void put_tile(const dbias_place *d, int head, int tile, float sums[ADDER_VECTORS][8])
 {
-    return at->tile >= u->from && at->tile < u->to ? u->shares - at->first : 0;
-}
-
-FA_DEVICE void advance_shares(const fa_backward_sm90_params *s, const left_unit *u, left_shares *at)
-{
-    const bool last = count_shares(u, at) <= SHARES_AT_ONCE;
-    at->first = last ? 0 : at->first + SHARES_AT_ONCE;
-    at->tile += last;
-    if (at->tile < s->q_tiles) return;
-    at->tile = 0;
-    at->head++;
-}
-
-/* A thread's elements. After the last share, any share is loaded again. */
-FA_DEVICE void load_shares(const fa_backward_sm90_params *s, const left_unit *u,
-                           const left_shares *at, int thread,
-                           uint4 x[SHARES_AT_ONCE][ADDER_VECTORS])
-{
-    const char *from = u->ds + ((int64_t)at->head * s->q_tiles + at->tile) * DS_BYTES +
-                       at->first * u->step + 16 * thread;
-    const int last = u->shares - 1 - at->first;
-#pragma unroll
-    for (int m = 0; m < SHARES_AT_ONCE; m++)
-#pragma unroll
-        for (int n = 0; n < ADDER_VECTORS; n++)
-            x[m][n] = *(const uint4 *)(from + (m < last ? m : last) * u->step + n * (16 * ADDERS));
-}
-
-/* Adds a thread's elements of share m to its sums. */
-FA_DEVICE void add_share(const uint4 *x, float sums[ADDER_VECTORS][8], bool first)
-{
-#pragma unroll
-    for (int n = 0; n < ADDER_VECTORS; n++) add_eight(sums[n], x[n], first);
-}
-
-/* The first of some shares. */
-FA_DEVICE void add_first_share(const left_unit *u, const left_shares *at,
-                               uint4 x[SHARES_AT_ONCE][ADDER_VECTORS], float sums[ADDER_VECTORS][8])
-{
-    if (at->first > 0) add_share(x[0], sums, false);
-    else add_share(x[0], sums, true);
-    if (count_shares(u, at) > 0) return;
-#pragma unroll
-    for (int n = 0; n < ADDER_VECTORS; n++)
-#pragma unroll
-        for (int k = 0; k < 8; k++) sums[n][k] = 0; /* nothing has been loaded */
-}
-
-/* The others. Sums go to dbias with a tile's last ones. */
-FA_DEVICE void add_other_shares(const left_unit *u, const dbias_place *d, const left_shares *at,
-                                uint4 x[SHARES_AT_ONCE][ADDER_VECTORS],
-                                float sums[ADDER_VECTORS][8])
-{
-    const int count = count_shares(u, at);
-#pragma unroll
-    for (int m = 1; m < SHARES_AT_ONCE; m++)
-        if (m < count) add_share(x[m], sums, false);
-    if (count > SHARES_AT_ONCE) return;
-    char *to = d->first + at->head * d->head + at->tile * (QUERIES * d->row);
-    const int rows = d->rows - at->tile * QUERIES;
+    char *to = d->first + head * d->head + tile * (QUERIES * d->row);
+    const int rows = d->rows - tile * QUERIES;
 #pragma unroll
     for (int n = 0; n < ADDER_VECTORS; n++) {
         const int row = n * ADDER_ROWS % QUERIES, key = n * ADDER_ROWS / QUERIES * OWN_KEYS;
         if (row < rows) put_eight(d, to + row * d->row + key * d->key * 2, d->keys - key, sums[n]);
     }
+}
+
+/* The thread's first four sums of a part of a tile; the others are at a distance of all threads. */
+FA_DEVICE float4 *sums_of_part(float *part, int thread) { return (float4 *)(void *)part + thread; }
+
+FA_DEVICE void take_sums(float *part, int thread, float sums[PART_VECTORS][8])
+{
+    const float4 *from = sums_of_part(part, thread);
+#pragma unroll
+    for (int n = 0; n < 2 * PART_VECTORS; n++) {
+        const float4 x = from[n * ADDERS];
+        float *to = sums[n / 2] + n % 2 * 4;
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+    }
+}
+
+FA_DEVICE void leave_part(float *part, int thread, float sums[PART_VECTORS][8])
+{
+    float4 *to = sums_of_part(part, thread);
+#pragma unroll
+    for (int n = 0; n < 2 * PART_VECTORS; n++) {
+        const float *x = sums[n / 2] + n % 2 * 4;
+        to[n * ADDERS] = make_float4(x[0], x[1], x[2], x[3]);
+    }
+}
+
+/* ---- The last units -------------------------------------------------------------------------- */
+
+/* Adds up a tile of a unit, from global memory, and stores it in dbias. */
+FA_DEVICE void add_tile(const fa_backward_sm90_params *s, const left_unit *u,
+                        const dbias_place *place, int head, int tile, int thread)
+{
+    const char *from = u->ds + (head * s->q_tiles + tile) * DS_BYTES + 16 * thread;
+    const int shares = sees_tile(u, tile) ? u->shares : 0;
+    float sums[ADDER_VECTORS][8] = {{0}};
+    if (shares > 0 && !u->begins)
+#pragma unroll
+        for (int part = 0; part < SUM_PARTS; part++)
+            take_sums(u->sums + (int64_t)tile * TILE_SUMS + part * (TILE_SUMS / SUM_PARTS), thread,
+                      sums + part * PART_VECTORS);
+#pragma unroll 1
+    for (int first = 0; first < shares; first += SHARES_AT_ONCE) {
+        uint4 x[SHARES_AT_ONCE][ADDER_VECTORS];
+#pragma unroll
+        for (int m = 0; m < SHARES_AT_ONCE; m++) /* after the last share, that one again */
+#pragma unroll
+            for (int n = 0; n < ADDER_VECTORS; n++)
+                x[m][n] = *(const uint4 *)(from + min(first + m, shares - 1) * u->step +
+                                           n * (16 * ADDERS));
+#pragma unroll
+        for (int m = 0; m < SHARES_AT_ONCE; m++)
+#pragma unroll
+            for (int n = 0; n < ADDER_VECTORS && first + m < shares; n++)
+                add_eight(sums[n], x[m][n]);
+    }
+    put_tile(place, head, tile, sums);
 }
 
 /* ---- A block that computes dS ---------------------------------------------------------------- */
@@ -232,8 +240,8 @@ FA_DEVICE void wait_for_room(const fa_backward_sm90_params *s)
     ptx_fence_proxy_async_global();
 }
 
-/* Executed by the same lane after it has left everything: tells the consumers whether they must add
- * up the unit. */
+/* Executed by the same lane after it has left everything: tells the others whether they must add up
+ * the unit. */
 FA_DEVICE void count_left(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
     const int32_t unit = unit_of_block(s);
@@ -244,47 +252,95 @@ FA_DEVICE void count_left(const pipeline *pipe, const fa_backward_sm90_params *s
     ptx_mbarrier_arrive(&pipe->state->left);
 }
 
-/* Prefetches the shares of a tile, and goes on to the next tile. */
-FA_DEVICE void fetch_tile(const fa_backward_sm90_params *s, const left_unit *u, left_shares *at,
-                          int thread)
+/* Whether the block adds up its unit, when all of the block's shared memory is free. */
+FA_DEVICE bool wait_for_left(const pipeline *pipe)
 {
-    const bool sees = at->head < u->heads && at->tile >= u->from && at->tile < u->to;
-    const char *from = u->ds + ((int64_t)at->head * s->q_tiles + at->tile) * DS_BYTES;
-#pragma unroll 1
-    for (int i = sees ? thread : u->shares; i < u->shares; i += ADDERS)
-        ptx_bulk_prefetch(from + i * u->step, DS_BYTES);
-    if (++at->tile < s->q_tiles) return;
-    at->tile = 0;
-    at->head++;
+    ptx_mbarrier_wait(&pipe->state->left, 0);
+    return pipe->state->adds_left;
 }
 
-/* Adds up a unit, by ADDERS threads. While they add some shares, they load the next ones: after the
- * first share, because a wait for some loads is a wait for all that have been issued. */
-FA_DEVICE void add_unit(const fa_backward_params *p, const fa_backward_sm90_params *s,
-                        const left_unit *u, int thread)
+FA_DEVICE void load_share(const pipeline *pipe, int number, const void *from)
+{
+    shared_state *state = pipe->state;
+    const int slot = share_slot(number);
+    ptx_mbarrier_wait(&state->share_empty[slot], share_parity(number) ^ 1);
+    ptx_mbarrier_arrive_expect(&state->share_full[slot], DS_BYTES);
+    ptx_bulk_load(pipe->buffers + slot * DS_BYTES, from, &state->share_full[slot], DS_BYTES);
+}
+
+/* Executed by one lane of the load warp at the end: loads what add_unit adds, in the same order. */
+FA_DEVICE void load_left(const pipeline *pipe, const fa_backward_params *p,
+                         const fa_backward_sm90_params *s)
+{
+    const int32_t unit = unit_of_block(s), before = unit - s->left_groups.units;
+    if (unit >= s->left.summed || !wait_for_left(pipe)) return;
+    const left_unit u = find_left_unit(p, s, work_of(pipe), unit);
+    if (s->left_groups.count > 1 && before >= 0)
+        ptx_counter_wait(&s->left.counters[2 * before + 1], 1);
+    ptx_fence_proxy_async_global();
+    int number = 0;
+#pragma unroll 1
+    for (int head = 0; head < u.heads; head++)
+#pragma unroll 1
+        for (int tile = u.from; tile < u.to; tile++) {
+            const float *sums = u.sums + (int64_t)tile * TILE_SUMS;
+            const char *ds = u.ds + (head * s->q_tiles + tile) * DS_BYTES;
+            for (int part = 0; part < SUM_PARTS && !u.begins; part++)
+                load_share(pipe, number++, sums + part * (TILE_SUMS / SUM_PARTS));
+#pragma unroll 1
+            for (int m = 0; m < u.shares; m++) load_share(pipe, number++, ds + m * u.step);
+        }
+}
+
+/* Waits for what load_share loads, and returns where it is. */
+FA_DEVICE char *acquire_share(const pipeline *pipe, int number)
+{
+    const int slot = share_slot(number);
+    ptx_mbarrier_wait(&pipe->state->share_full[slot], share_parity(number));
+    return pipe->buffers + slot * DS_BYTES;
+}
+
+FA_DEVICE void release_share(const pipeline *pipe, int number, int leader)
+{
+    __syncwarp(); /* all lanes have read it */
+    ptx_mbarrier_arrive_if(&pipe->state->share_empty[share_slot(number)], leader);
+}
+
+/* Adds up a unit, by ADDERS threads. */
+FA_DEVICE void add_unit(const pipeline *pipe, const fa_backward_params *p,
+                        const fa_backward_sm90_params *s, const left_unit *u, int thread)
 {
     const dbias_place place = find_dbias_place(p, u, thread);
-    float sums[ADDER_VECTORS][8];
-    uint4 x[2][SHARES_AT_ONCE][ADDER_VECTORS];
-    left_shares at = {0, 0, 0}, next = {0, 0, 0}, fetched = {0, 0, 0};
+    const int leader = thread % 32 == 0;
+    int number = 0;
 #pragma unroll 1
-    for (int64_t bytes = 0; bytes < BYTES_AHEAD; bytes += (int64_t)u->shares * DS_BYTES)
-        fetch_tile(s, u, &fetched, thread);
-    if (count_shares(u, &at) > 0) load_shares(s, u, &at, thread, x[0]);
+    for (int head = 0; head < u->heads; head++)
 #pragma unroll 1
-    while (at.head < u->heads)
+        for (int tile = 0; tile < s->q_tiles; tile++) {
+            const bool sees = sees_tile(u, tile);
+            float *const parts = u->sums + (int64_t)tile * TILE_SUMS;
+            float sums[ADDER_VECTORS][8] = {{0}};
+            if (sees && !u->begins)
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (at.head >= u->heads) break;
-            add_first_share(u, &at, x[i], sums);
+                for (int part = 0; part < SUM_PARTS; part++, number++) {
+                    take_sums((float *)(void *)acquire_share(pipe, number), thread,
+                              sums + part * PART_VECTORS);
+                    release_share(pipe, number, leader);
+                }
+#pragma unroll 1
+            for (int m = 0; m < (sees ? u->shares : 0); m++, number++) {
+                const char *from = acquire_share(pipe, number) + 16 * thread;
 #pragma unroll
-            for (int n = 0; n < ADDER_VECTORS; n++) ptx_register_fence(sums[n], 8);
-            advance_shares(s, u, &next);
-            if (next.head < u->heads && count_shares(u, &next) > 0)
-                load_shares(s, u, &next, thread, x[1 - i]);
-            if (next.first == 0) fetch_tile(s, u, &fetched, thread);
-            add_other_shares(u, &place, &at, x[i], sums);
-            at = next;
+                for (int n = 0; n < ADDER_VECTORS; n++)
+                    add_eight(sums[n], *(const uint4 *)(from + n * (16 * ADDERS)));
+                release_share(pipe, number, leader);
+            }
+            if (u->ends) put_tile(&place, head, tile, sums);
+            else if (sees)
+#pragma unroll
+                for (int part = 0; part < SUM_PARTS; part++)
+                    leave_part(parts + part * (TILE_SUMS / SUM_PARTS), thread,
+                               sums + part * PART_VECTORS);
         }
 }
 
@@ -294,11 +350,12 @@ FA_DEVICE void add_left(const pipeline *pipe, const fa_backward_params *p,
 {
     const int32_t unit = unit_of_block(s);
     const int thread = (int)threadIdx.x - WARPGROUP;
-    if (unit >= s->left.summed) return;
-    ptx_mbarrier_wait(&pipe->state->left, 0);
-    if (!pipe->state->adds_left) return;
+    ptx_fence_proxy_async(); /* gradients went through shared memory that is loaded into now */
+    __syncwarp();
+    ptx_mbarrier_arrive_if(&pipe->state->left, thread % 32 == 0);
+    if (unit >= s->left.summed || !wait_for_left(pipe)) return;
     const left_unit u = find_left_unit(p, s, work_of(pipe), unit);
-    add_unit(p, s, &u, thread);
+    add_unit(pipe, p, s, &u, thread);
     ptx_named_barrier_sync(NAMED_BARRIER_CONSUMERS, ADDERS);
     if (thread == 0) ptx_counter_add(&s->left.counters[2 * unit + 1]);
 }

@@ -13,7 +13,9 @@
  *   work_loaded           most of a work tile's loads     load warp              -
  *   k_empty, v_empty      the next keys, values           both consumers         load warp
  *   bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
- *   left                  all of dS, in the workspace     store warps            -
+ *   left                  all of dS, in the workspace     store warps, and       -
+ *                         consumers that are done
+ *   share_full, _empty    dS that blocks have left        load warp              consumers
  *   dq_received           sums of dQ, in the buffer of dQ the block before       -
  *   dq_room               room for sums, in the next block  its store warp       -
  *   rows_full             the first slots of rows         all blocks             -
@@ -41,6 +43,27 @@
 #define STATE_ALIGNMENT 8
 #endif
 
+/* Where the buffers begin, in bytes from the end of the keys. */
+enum {
+    V_AT = KEY_BYTES,
+    Q_AT = V_AT + VALUE_BYTES,
+    DOUT_AT = Q_AT + STAGES * Q_BYTES,
+    DS_AT = DOUT_AT + STAGES * DOUT_BYTES,
+    DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES,
+    BIAS_AT = DQ_AT + DQ_BUFFERS * CONSUMERS * DQ_PART,
+    ROWS_AT = BIAS_AT + BIAS_BYTES
+};
+
+#if BIAS_TILE
+
+/* When all buffers are free, they become slots for dS that blocks have left (dbias_sums.cuh). */
+enum { SHARE_SLOTS = ROWS_AT / DS_BYTES };
+
+FA_DEVICE int share_slot(int number) { return (int)((uint32_t)number % SHARE_SLOTS); }
+FA_DEVICE int share_parity(int number) { return (int)((uint32_t)number / SHARE_SLOTS & 1); }
+
+#endif
+
 typedef struct shared_state {
 #ifdef __cplusplus
     alignas(STATE_ALIGNMENT)
@@ -58,8 +81,9 @@ typedef struct shared_state {
 #endif
 #if BIAS_TILE
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
-    uint64_t left;  /* where consumers wait until the store warps have left all of dS */
+    uint64_t left;  /* all of dS has been left, and all buffers are free */
     bool adds_left; /* this block is the last of its unit (dbias_sums.cuh) */
+    uint64_t share_full[SHARE_SLOTS], share_empty[SHARE_SLOTS];
 #endif
 #if CHAINED
     uint64_t dq_received[DQ_BUFFERS][CONSUMERS], dq_room[DQ_BUFFERS][CONSUMERS];
@@ -71,17 +95,6 @@ typedef struct shared_state {
 #endif
 } shared_state;
 static_assert(STATIC_SMEM == 0 || sizeof(shared_state) <= STATIC_SMEM, "as the planner counts");
-
-/* Where the buffers begin, in bytes from the end of the keys. */
-enum {
-    V_AT = KEY_BYTES,
-    Q_AT = V_AT + VALUE_BYTES,
-    DOUT_AT = Q_AT + STAGES * Q_BYTES,
-    DS_AT = DOUT_AT + STAGES * DOUT_BYTES,
-    DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES,
-    BIAS_AT = DQ_AT + DQ_BUFFERS * CONSUMERS * DQ_PART,
-    ROWS_AT = BIAS_AT + BIAS_BYTES
-};
 
 typedef struct pipeline {
     char *buffers; /* where the keys begin: a multiple of 1024 */
@@ -201,7 +214,11 @@ FA_DEVICE void init_barriers(shared_state *state)
     state->num_cleared = 0;
 #if BIAS_TILE
     state->adds_left = false;
-    ptx_mbarrier_init(&state->left, STORE_WARPS);
+    ptx_mbarrier_init(&state->left, STORE_WARPS + CONSUMERS * WARPS);
+    for (int slot = 0; slot < SHARE_SLOTS; slot++) {
+        ptx_mbarrier_init(&state->share_full[slot], 1);
+        ptx_mbarrier_init(&state->share_empty[slot], CONSUMERS * WARPS);
+    }
 #endif
     ptx_mbarrier_init(&state->k_loaded, 1);
     ptx_mbarrier_init(&state->v_loaded, 1);

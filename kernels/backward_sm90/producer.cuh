@@ -226,14 +226,15 @@ FA_DEVICE void prefetch_maps(const fa_backward_sm90_params *s)
     ptx_tma_prefetch(&s->dout);
 }
 
-#if CHAINED
+#if LOADS_EARLY
 
-/* A block loads its first tile together with its keys, if all of the tile's rows are kept. */
-FA_DEVICE bool loads_early(const block_work *w)
+/* A block loads its first tile together with its keys, if all of the tile's rows are kept. What all
+ * blocks share says where it is, if all sequences have the same lengths. */
+FA_DEVICE bool loads_early(const fa_backward_sm90_params *s, const block_work *w)
 {
-    const int first = (w->to - 1) * QUERIES;
+    const int first = first_tile(w).tile * QUERIES;
     const kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
-    return keeps_all(&kept, QUERIES);
+    return is_uniform(s) && keeps_all(&kept, QUERIES);
 }
 
 FA_DEVICE void issue_first_queries(const pipeline *pipe, const fa_backward_sm90_params *s,
@@ -241,8 +242,8 @@ FA_DEVICE void issue_first_queries(const pipeline *pipe, const fa_backward_sm90_
 {
     shared_state *state = pipe->state;
     const fa_tile *t = &own->sequence;
-    const int head = (int)t->head, number = (int)t->block_q, row = (own->to - 1) * QUERIES;
-    if (!loads_early(own)) return;
+    const int head = (int)t->head, number = (int)t->block_q, row = first_tile(own).tile * QUERIES;
+    if (!loads_early(s, own)) return;
     if (of_dout) {
         const tile_source dout = source_of(&s->dout, &s->dout_step, head, number, VALUE_BLOCKS);
         issue_tile(&dout, pipe->buffers + DOUT_AT, QUERIES, row, &state->dout_full[0]);
@@ -285,6 +286,31 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
 #endif
 }
 
+#ifdef BACKWARD_SM90_WIDE
+
+/* Executed by the same thread: the first tile of queries, with its rows, and of dout. prepare has ended. */
+FA_DEVICE void load_first_tile(const pipeline *pipe, const fa_attention_params *p,
+                               const fa_backward_sm90_params *s, block_work *own)
+{
+#if LOADS_EARLY
+    uint64_t *full = &pipe->state->q_full[0];
+    if (!is_uniform(s)) return;
+    find_work(p, s, own);
+    find_seen_rows(p, s, own);
+    if (own->tiles == 0 || !loads_early(s, own)) return;
+    ptx_mbarrier_arrive_expect(full, ROW_BYTES);
+    ptx_bulk_load(pipe->buffers + ROWS_AT,
+                  (const char *)s->rows + (own->number + first_tile(own).tile) * ROW_BYTES, full,
+                  ROW_BYTES);
+    issue_first_queries(pipe, s, own, false);
+    issue_first_queries(pipe, s, own, true);
+#else
+    (void)pipe, (void)p, (void)s, (void)own;
+#endif
+}
+
+#endif
+
 #if !PERSISTENT /* a persistent block has a scheduler warp: schedule.cuh */
 
 /* Executed by one thread of each warp of the first warpgroup: initializes the barriers, issues the
@@ -303,6 +329,9 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
     if (warp == 0 && any) find_seen_rows(p, s, &own);
 #endif
     if (warp == 0 && any) issue_keys(pipe, s, &own);
+#ifdef BACKWARD_SM90_WIDE
+    if (LOADS_EARLY && warp == 0 && any) load_first_tile(pipe, p, s, &own);
+#endif
     if (warp == 1 && any) describe_work(p, s, &own, w);
     if (warp == 1 && !any) describe_nothing(&own, w);
     if (warp == 2 && any) describe_rows(p, s, &own, w);
@@ -412,7 +441,7 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
     ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
     if (ROWS_WITH_Q) load_row_numbers(pipe, s, at, slot_of(at->count), &state->q_full[stage]);
 #if CHAINED
-    if (at->count == 0 && loads_early(work_of(pipe))) return;
+    if (at->count == 0 && loads_early(s, work_of(pipe))) return;
 #endif
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept);
@@ -429,7 +458,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
     if (!ROWS_WITH_Q) load_row_numbers(pipe, s, at, slot_of(at->count), &state->dout_full[stage]);
 #if CHAINED
-    if (at->count > 0 || !loads_early(work_of(pipe)))
+    if (at->count > 0 || !loads_early(s, work_of(pipe)))
 #endif
         load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
                   (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);

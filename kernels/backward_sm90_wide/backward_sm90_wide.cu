@@ -52,11 +52,13 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
                            .state = (shared_state *)ptx_uniform_pointer(&shared)};
     const bool loads = threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 &&
                        begin_block(&pipe, &p.a, &s, blockIdx.x / CLUSTER);
-    ptx_cluster_sync(); /* the peer's barriers are initialized as well */
-    const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP, 0);
+    ptx_cluster_arrive_relaxed();
+    __syncthreads();
+    const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), warpgroup = warp / WARPS;
+    const bool reaches_peer = warp == WARP_SEND_DS || warpgroup == WARPGROUP_DQ;
+    if (reaches_peer) ptx_cluster_wait(); /* its barriers are initialized as well */
     if (warpgroup == WARPGROUP_LOAD) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
-        const int warp = (int)threadIdx.x / 32;
 #if CLEARS_AHEAD
         if (warp == WARP_CLEAR) clear_ahead(&s, (int)blockIdx.x);
 #endif
@@ -79,5 +81,9 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
         ptx_decrease_registers(DQ_REGISTERS);
         compute_dq(&pipe, &p, &s);
     }
-    ptx_cluster_sync(); /* the peer may still send something here */
+    if (!reaches_peer) ptx_cluster_wait();
+    /* The block has received all that the peer sends, but the peer may still read what it sends. The
+     * barrier makes no stores visible, which would take as long as all stores. */
+    ptx_cluster_arrive_relaxed();
+    ptx_cluster_wait();
 }

@@ -117,14 +117,13 @@ FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p,
 }
 
 /* Adds a tile whose dS has been computed, and computes dS of the next one. As in add_dv, its
- * queries are released early, and after the last tile there is one more product, which is not
- * used. */
+ * queries are released early, and after the last tile, if it is not apart, there is one more product,
+ * which is not used. */
 FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
-                      tile_cursor *at, const tile_range *range)
+                      tile_cursor *at, const tile_range *range, bool more)
 {
     shared_state *state = pipe->state;
     const int count = at->count, stage = q_stage(count);
-    const bool more = count + 1 < range->tiles;
     const int ready = more ? count + 1 : count; /* the tile that is waited for */
     uint32_t ds[SCORES / 2];
     uint32_t stored[SCORES / 2]; /* what a product reads is not read beside it */
@@ -140,14 +139,17 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     ptx_wgmma_fence();
     issue_gradient(c->dk, ds, q_tile(c->base, stage) + ACROSS(Q_BLOCK), HEAD_DIM);
     share_ds(pipe, c, stored, count); /* while the product runs */
-    ptx_mbarrier_wait(&state->dout_full[dout_stage(ready)], dout_parity(ready));
-    ptx_register_fence(c->ds, SCORES);
-    ptx_wgmma_fence();
-    issue_dp(c, dout_stage(count + 1));
-    ptx_wgmma_wait(1);
+    if (more || !LAST_APART) {
+        ptx_mbarrier_wait(&state->dout_full[dout_stage(ready)], dout_parity(ready));
+        ptx_register_fence(c->ds, SCORES);
+        ptx_wgmma_fence();
+        issue_dp(c, dout_stage(count + 1));
+        ptx_wgmma_wait(1);
+    } else ptx_wgmma_wait(0);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
     ptx_mbarrier_arrive_if(&state->q_empty[stage], c->own.leader);
+    if (LAST_APART && !more) return;
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
     ptx_mbarrier_arrive_if(&state->dout_empty[dout_stage(ready)], c->own.leader && more);
@@ -175,7 +177,9 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         ptx_register_fence(c.ds, SCORES);
         ptx_mbarrier_arrive_if(&state->dout_empty[0], c.own.leader);
         make_ds(pipe, &p->a, &c, &at, &range);
-        while (at.count < range.tiles) add_dk(pipe, p, &c, &at, &range);
+        while (at.count + LAST_APART < range.tiles)
+            add_dk(pipe, p, &c, &at, &range, LAST_APART || at.count + 1 < range.tiles);
+        if (LAST_APART) add_dk(pipe, p, &c, &at, &range, false);
     }
     /* The dV warpgroup has read the last tile of queries: its weights have arrived. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;

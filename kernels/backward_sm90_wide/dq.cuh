@@ -51,7 +51,8 @@ FA_DEVICE dq_operands find_operands(uint32_t base, int count)
 /* Adds a tile's dQ to the sums, or stores it: of both blocks' keys, in this block's columns. Of 192
  * columns, block 0 has the first 96 and block 1 the others, so each has 32 of the middle 64. The
  * products with the block's own keys do not wait for the peer. */
-FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to, bool is_first)
+FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to, bool is_first,
+                      int releases)
 {
     const int first = THIS_BLOCK * 2, middle = 1, rest = THIS_BLOCK * DQ_REST;
     const dq_operands o = find_operands(base, count);
@@ -70,7 +71,7 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to,
     ptx_wgmma_wait(0);
     ptx_register_fence(dq, DQ_SUMS);
     ptx_register_fence(dq_rest, REST_SUMS);
-    release_ds(pipe, count, is_leader());
+    release_ds(pipe, count, releases);
     if (!to) return;
     put_columns(to + first * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS, is_first);
     put_columns(to + middle * (WARPGROUP * DQ_SUMS) + THIS_BLOCK * (WARPGROUP * REST_SUMS), dq_rest,
@@ -80,7 +81,8 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to,
 #else
 
 /* The same for 256 columns; block 0 has the first 128. There are registers for 64 at a time. */
-FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to, bool is_first)
+FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to, bool is_first,
+                      int releases)
 {
     enum { OWN_BLOCKS = BLOCKS / CLUSTER };
     const dq_operands o = find_operands(base, count);
@@ -97,7 +99,7 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to,
         issue_dq(dq, o.peer_ds, o.peer_keys + columns, 1);
         ptx_wgmma_wait(0);
         ptx_register_fence(dq, DQ_SUMS);
-        if (i + 1 == OWN_BLOCKS) release_ds(pipe, count, is_leader());
+        if (i + 1 == OWN_BLOCKS) release_ds(pipe, count, releases);
         if (to) put_columns(to + block * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS, is_first);
     }
 }
@@ -164,17 +166,18 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
         const int64_t number = number_of(s, w, &at);
         float *to = p->dq.data ? s->sums + number * (SUM_BYTES / 4) + 4 * thread : 0;
         const bool is_first = ORDERED && tiles_before(w, at.tile) == 0;
+        const int releases = is_leader() && at.count + DS_BUFFERS < w->tiles;
 #if TURNS_APART
         ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
         if (ordered) ptx_mbarrier_wait(&state->turn_full, at.count & 1);
-        add_dq(pipe, base, at.count, to, is_first);
+        add_dq(pipe, base, at.count, to, is_first, releases);
         if (ordered) ptx_mbarrier_arrive(&state->turn_empty);
 #else
         int32_t *semaphore = semaphore_at(s, number, THIS_BLOCK);
         if (ordered && thread == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
         ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
         if (ordered) ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
-        add_dq(pipe, base, at.count, to, is_first);
+        add_dq(pipe, base, at.count, to, is_first, releases);
         if (ordered) {
             ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
             if (thread == 0) ptx_semaphore_add(semaphore);

@@ -129,13 +129,13 @@ FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
 
 /* Adds a tile whose weights have been computed, and computes the weights of the next one. The
  * tile's dout is released before the wait for the next tile's scores, because with few stages loads
- * tend to come late. After the last tile these scores are a product that is not used. */
+ * tend to come late. After the last tile, if it is not apart, these scores are a product that is not
+ * used. more: there is a next tile. */
 FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
-                      tile_cursor *at, const tile_range *range)
+                      tile_cursor *at, const tile_range *range, bool more)
 {
     shared_state *state = pipe->state;
     const int count = at->count, stage = dout_stage(count);
-    const bool more = count + 1 < range->tiles;
     const int next = more ? count + 1 : count; /* the tile that is waited for */
     const bool ready = is_ready(state, count);
 
@@ -147,14 +147,17 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     ptx_register_fence(c->dv, DV_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dv, c->weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
-    ptx_mbarrier_wait(&state->q_full[q_stage(next)], q_parity(next));
-    ptx_register_fence(c->scores, SCORES);
-    ptx_wgmma_fence();
-    issue_tile_scores(c, q_stage(count + 1));
-    ptx_wgmma_wait(1);
+    if (more || !LAST_APART) {
+        ptx_mbarrier_wait(&state->q_full[q_stage(next)], q_parity(next));
+        ptx_register_fence(c->scores, SCORES);
+        ptx_wgmma_fence();
+        issue_tile_scores(c, q_stage(count + 1));
+        ptx_wgmma_wait(1);
+    } else ptx_wgmma_wait(0);
     ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->own.leader);
+    if (LAST_APART && !more) return;
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
     if (more) weigh(pipe, p, c, at, range);
@@ -180,7 +183,9 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         ptx_wgmma_wait(0);
         ptx_register_fence(c.scores, SCORES);
         weigh(pipe, &p->a, &c, &at, &range);
-        while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
+        while (at.count + LAST_APART < range.tiles)
+            add_dv(pipe, &p->a, &c, &at, &range, LAST_APART || at.count + 1 < range.tiles);
+        if (LAST_APART) add_dv(pipe, &p->a, &c, &at, &range, false);
     }
     /* The gradient is stored through a stage of queries other than the last tile's. The dK
      * warpgroup has read that stage when it has the last weights. The stage of the last dout is

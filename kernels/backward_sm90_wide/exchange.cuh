@@ -35,7 +35,8 @@ FA_DEVICE void wait_for_peer_ds(const pipeline *pipe, int count)
     ptx_mbarrier_wait(&pipe->state->ds_received[ds_buffer(count)], ds_parity(count));
 }
 
-/* Releases a buffer of dS, which no product reads any more, in both blocks. */
+/* Releases a buffer of dS, which no product reads any more, in both blocks. Not where nobody fills it
+ * again: the peer might have ended. */
 FA_DEVICE void release_ds(const pipeline *pipe, int count, int leader)
 {
     uint64_t *empty = &pipe->state->ds_empty[ds_buffer(count)];

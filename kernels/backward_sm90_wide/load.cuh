@@ -18,6 +18,9 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_backward_sm90_params 
     const fa_tile *t = &state->works[0].sequence;
     const int stage = q_stage(at->count), head = (int)t->head + at->head;
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
+#if LOADS_EARLY
+    if (at->count == 0 && loads_early(s, &state->works[0])) return;
+#endif
     ptx_mbarrier_wait(&state->q_empty[stage], q_parity(at->count) ^ 1);
     load_row_numbers(pipe, s, at, stage, &state->q_full[stage]);
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
@@ -32,6 +35,9 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const int stage = dout_stage(at->count), head = (int)t->head + at->head;
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
+#if LOADS_EARLY
+    if (at->count == 0 && loads_early(s, &state->works[0])) return;
+#endif
     ptx_mbarrier_wait(&state->dout_empty[stage], dout_parity(at->count) ^ 1);
     load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);

@@ -86,7 +86,8 @@ typedef struct fa_cuda_backward_sm90_launch {
     struct {
         size_t offset; /* of the counters, behind which dS is left; in the workspace */
         int32_t units, room, blocks,
-            summed; /* as in fa_backward_sm90_left; units 0: none is left */
+            summed;                  /* as in fa_backward_sm90_left; units 0: none is left */
+        int32_t groups, group_units; /* as in fa_backward_sm90_left_groups */
     } left;
     /* Of variants that clear sums ahead, as in fa_backward_sm90_params; groups 0: prepare clears all. */
     size_t cleared_offset;

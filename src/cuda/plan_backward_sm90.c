@@ -59,17 +59,28 @@ static size_t left_counter_bytes(int64_t units)
     return ((size_t)units * 2 * sizeof(int32_t) + 255) / 256 * 256;
 }
 
+/* Bytes of sums that units pass on. */
+static size_t left_sum_bytes(int64_t groups, int64_t key_tiles, int64_t q_tiles)
+{
+    const int64_t tile = FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * (int64_t)sizeof(float);
+    return groups > 1 ? (size_t)(key_tiles * q_tiles * tile) : 0;
+}
+
 static void set_left(const fa_problem *p, const fa_cuda_backward_sm90_launch *x,
-                     fa_backward_sm90_left *left)
+                     fa_backward_sm90_params *params)
 {
     char *at = (char *)p->workspace + x->left.offset;
-    *left = (fa_backward_sm90_left){.units = x->left.units,
-                                    .room = x->left.room,
-                                    .blocks = x->left.blocks,
-                                    .summed = x->left.summed};
+    params->left = (fa_backward_sm90_left){.units = x->left.units,
+                                           .room = x->left.room,
+                                           .blocks = x->left.blocks,
+                                           .summed = x->left.summed};
+    params->left_groups =
+        (fa_backward_sm90_left_groups){.count = x->left.groups, .units = x->left.group_units};
     if (x->left.units == 0) return;
-    left->counters = (int32_t *)(void *)at;
-    left->ds = at + left_counter_bytes(x->left.units);
+    params->left.counters = (int32_t *)(void *)at;
+    at += left_counter_bytes(x->left.units);
+    params->left_groups.sums = (float *)(void *)at;
+    params->left.ds = at + left_sum_bytes(x->left.groups, x->left.group_units, x->q_tiles);
 }
 
 void fa_cuda_backward_sm90_set_divisors(int64_t tiles, int64_t tasks, int64_t group,
@@ -111,7 +122,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->unit_heads = x->unit_heads;
     params->slices = x->slices;
     params->head_slices = x->head_slices;
-    set_left(p, x, &params->left);
+    set_left(p, x, params);
     const bool ahead = x->groups > 0 && p->dq.data;
     params->cleared = ahead ? (int32_t *)(void *)(workspace + x->cleared_offset) : NULL;
     params->groups = x->groups;
@@ -371,7 +382,8 @@ static void plan_shared_bias(const fa_problem *p, fa_cuda_backward_sm90_launch *
                                : fa_cuda_is_broadcast(&p->bias, 1) && p->heads_kv > 1;
     if ((!own->bias_mapped && !own->dbias_mapped) || (own->ordered && !left) || p->cu_seqlens_q)
         return;
-    if (by_heads) own->heads_together = p->heads_kv * own->splits * (by_items ? p->batch : 1);
+    if (left && by_heads) own->heads_together = own->left.blocks;
+    else if (by_heads) own->heads_together = p->heads_kv * own->splits * (by_items ? p->batch : 1);
     else if (by_items) own->items_together = p->batch;
 }
 
@@ -410,38 +422,73 @@ static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
     return (device->multiprocessors + count_blocks(v) - 1) / count_blocks(v);
 }
 
-/* Blocks that leave their dS, if dbias is to be summed and has the type of q, all sequences are equally long, and the memory of
- * sums in float32 has room for enough of them. A block waits until the unit in whose place it leaves dS has been added up. One
- * block does that, and takes longer the more blocks the unit has. So there is room for the blocks that run at once, and for an
- * eighth of them more for each block of a unit. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and
- * units of 4, 4.27 ms, with sums 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) With FA_DETERMINISTIC a quarter of the
- * blocks that run at once is enough: sums of floats have no order, and the kernel that computes dbias alone takes ten times as
- * long (H200, the same problems: 50 ms, 3.8 and 5.1). */
+/* Blocks that leave their dS, in units of `blocks`, if the memory of sums in float32 has room for enough of them. A block waits
+ * until the unit in whose place it leaves dS has been added up. One block does that, and takes longer the more blocks the unit has. So
+ * there is room for the blocks that run at once, and for an eighth of them more for each block of a unit; where heads are in groups,
+ * for half as many. (H100, head dim 128, n 4k: room for 7.8 times the blocks that run at once and units of 4, 4.27 ms, with sums
+ * 5.21; for 1.9 times and units of 16, 5.96 and 4.22.) With FA_DETERMINISTIC, in one group, a quarter of the blocks that run at once
+ * is enough: sums of floats have no order, and the kernel that computes dbias alone takes ten times as long (H200, the same
+ * problems: 50 ms, 3.8 and 5.1). */
+static bool plan_units(const fa_problem *p, const fa_variant *v, int64_t at_once, int64_t tiles,
+                       int64_t blocks, int64_t groups, fa_cuda_backward_sm90_launch *own)
+{
+    const int64_t q_tiles = fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
+    const int64_t tasks = tiles * p->heads_kv * p->batch,
+                  splits = fa_cuda_count_splits(p, tasks, at_once),
+                  heads = p->heads_q / (p->heads_kv * splits), units = tasks * splits / blocks;
+    const int64_t bytes = blocks * heads * q_tiles * FA_BACKWARD_SM90_QUERIES *
+                          FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
+    const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) -
+                           (int64_t)left_counter_bytes(units) -
+                           (int64_t)left_sum_bytes(groups, tiles, q_tiles);
+    const int64_t fit = memory > 0 ? memory / bytes : 0,
+                  wanted = groups > 1         ? at_once * (16 + blocks) / 16
+                           : p->deterministic ? at_once / 4
+                                              : at_once * (8 + blocks) / 8;
+    int64_t last = (at_once + blocks - 1) / blocks;
+    if (units > INT32_MAX / 2 || fit < 2 || fit * blocks < wanted) return false;
+    if (groups > 1 && last > tiles) last = tiles; /* those that end sums */
+    own->left.units = (int32_t)units;
+    own->left.blocks = (int32_t)blocks;
+    own->left.room = (int32_t)(fit < units ? fit : units);
+    own->left.summed = (int32_t)(last < own->left.room ? units - last : units - own->left.room);
+    own->left.groups = (int32_t)groups;
+    own->left.group_units = (int32_t)tiles;
+    return true;
+}
+
+/* The most blocks of a unit, of so many that share elements, which leave at most four shares together, and are a group of whole
+ * heads. */
+static int64_t count_group_blocks(int64_t sharing, int64_t heads)
+{
+    int64_t blocks = 1;
+    for (int64_t n = 2; n * heads <= 4; n++)
+        if (sharing % n == 0) blocks = n;
+    return blocks;
+}
+
+/* If dbias is to be summed and has the type of q, and all sequences are equally long. If heads share it they are in groups, unless
+ * there is no room for the sums that groups pass on, or groups that run at once would wait for each other (H200, head dim 128: n 4k,
+ * 4 items in one order 5.14 ms, in groups 3.98; 16 items in any order 15.8 and 15.1). Where not all heads would fit, float32
+ * additions are faster (n 4k 3.65, in groups 3.74 ms; causal 2.09, 2.22; n 1k 1.10, 1.80, with groups of a quarter of a round). */
 static bool plan_left(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                       fa_cuda_backward_sm90_launch *own)
 {
     const bool by_items = p->dbias_shape[0] < p->batch, by_heads = p->dbias_shape[1] < p->heads_q;
     const int64_t tiles = fa_cuda_count_tiles(p->rows_k, find_keys(v)),
-                  q_tiles = fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES),
-                  room = count_takers(v, device), tasks = tiles * p->heads_kv * p->batch;
+                  at_once = count_takers(v, device), tasks = tiles * p->heads_kv * p->batch;
     if (!has_bias_tile(v) || p->dbias.dtype != p->q.dtype || fa_cuda_has_own_lengths(p) ||
-        tasks == 0 || q_tiles == 0)
+        tasks == 0 || p->rows_q == 0)
         return false;
-    const int64_t splits = fa_cuda_count_splits(p, tasks, room),
-                  heads = p->heads_q / (p->heads_kv * splits);
-    const int64_t blocks = (by_heads ? p->heads_kv * splits : 1) * (by_items ? p->batch : 1);
-    const int64_t units = tasks * splits / blocks;
-    const int64_t bytes = blocks * heads * q_tiles * FA_BACKWARD_SM90_QUERIES *
-                          FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(v->element);
-    const int64_t memory = (int64_t)fa_cuda_dbias_sum_bytes(p) - (int64_t)left_counter_bytes(units);
-    const int64_t fit = memory > 0 ? memory / bytes : 0, last = (room + blocks - 1) / blocks;
-    const int64_t wanted = p->deterministic ? room / 4 : room * (8 + blocks) / 8;
-    if (units > INT32_MAX / 2 || fit < 2 || fit * blocks < wanted) return false;
-    own->left.units = (int32_t)units;
-    own->left.blocks = (int32_t)blocks;
-    own->left.room = (int32_t)(fit < units ? fit : units);
-    own->left.summed = (int32_t)(last < own->left.room ? units - last : units - own->left.room);
-    return true;
+    const int64_t splits = fa_cuda_count_splits(p, tasks, at_once),
+                  sharing = (by_heads ? p->heads_kv * splits : 1) * (by_items ? p->batch : 1),
+                  blocks = count_group_blocks(sharing, p->heads_q / (p->heads_kv * splits));
+    const bool fits = plan_units(p, v, at_once, tiles, sharing, 1, own),
+               in_groups = by_heads && blocks < sharing && tiles * blocks * 4 >= at_once * 3;
+    if (in_groups && (fits || p->deterministic) &&
+        plan_units(p, v, at_once, tiles, blocks, sharing / blocks, own))
+        return true;
+    return fits;
 }
 
 /* The launch that adds up what the last units have left. */
@@ -599,7 +646,8 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     const fa_variant *v = &fa_variants[main->variant];
     own->ordered = !v->chained && (is_ordered(p) || v->ordered); /* a chain has one by itself */
     own->heads_in_order = !p->cu_seqlens_q == !p->cu_seqlens_k;
-    own->first_stored = own->ordered ? v->ordered : runs_first_ahead(p, main, device, own);
+    own->first_stored =
+        own->ordered ? v->ordered : own->left.groups == 1 && runs_first_ahead(p, main, device, own);
     own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
     own->ascending_together = count_ascending_together(p, main, device);
     own->counts_pairs = own->ordered && counts_pairs(p, prepare->tiles);
@@ -768,7 +816,8 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         return false;
     const fa_variant *v = find_variant(p, device, plan->family);
     map_tensors(p, find_block_keys(v), own.maps);
-    own.left.units = own.left.room = own.left.blocks = own.left.summed = 0;
+    own.left.units = own.left.room = own.left.blocks = own.left.summed = own.left.group_units = 0;
+    own.left.groups = 1;
     if (dbias == FA_CUDA_DBIAS_SUMMED && plan_left(p, v, device, &own)) dbias = FA_CUDA_DBIAS_LEFT;
     else if (dbias == FA_CUDA_DBIAS_LEFT && !plan_left(p, v, device, &own))
         dbias = FA_CUDA_DBIAS_ALONE;

@@ -789,6 +789,45 @@ static int bias_variant(const fa_problem *p)
     return l ? l->variant : -1;
 }
 
+static fa_cuda_backward_sm90_launch plan_shared_dbias(const fa_problem *p)
+{
+    static const fa_cuda_backward_sm90_launch none;
+    const fa_cuda_plan s = plan_of(p, &devices[H200]);
+    const fa_cuda_plan_launch *l = FIND(&s, backward_sm90);
+    return l ? l->backward_sm90 : none;
+}
+
+/* dbias that heads share. In any order it is added to in float32, unless there is much room. In one order heads are in
+ * groups, if these are not much less than a round. */
+static void test_dbias_of_heads(void)
+{
+    enum { N = 4096, BATCH = 4, HEADS = 16 };
+    fa_problem p = make_half(BATCH, HEADS, N, 128);
+    p.bias = p.dbias =
+        (fa_view){.data = memory, .dtype = FA_FLOAT16, .stride = {(int64_t)N * N, 0, N, 1}};
+    p.dbias_shape[0] = BATCH, p.dbias_shape[1] = 1, p.dbias_shape[2] = p.dbias_shape[3] = N;
+    p.workspace_size = SIZE_MAX;
+    CHECK(plan_shared_dbias(&p).left.units == 0 && strcmp(dbias_launches(&p), "cr") == 0,
+          "float32 sums: %s", dbias_launches(&p));
+    p.deterministic = true;
+    const fa_cuda_backward_sm90_launch own = plan_shared_dbias(&p);
+    CHECK(own.left.blocks == 4 && own.left.groups == HEADS / 4 && own.left.group_units == N / 128 &&
+              own.left.units - own.left.summed <= own.left.group_units && own.heads_together == 4,
+          "units of %d blocks, %d groups of %d, the last ones from %d of %d on", own.left.blocks,
+          own.left.groups, own.left.group_units, own.left.summed, own.left.units);
+    p.n_q = p.n_k = p.rows_q = p.rows_k = N / 2;
+    p.dbias_shape[2] = p.dbias_shape[3] = N / 2;
+    CHECK(plan_shared_dbias(&p).left.groups == 1 && plan_shared_dbias(&p).left.blocks == HEADS,
+          "groups of half a round");
+    p = make_half(4 * BATCH, HEADS, N, 128);
+    p.bias = p.dbias =
+        (fa_view){.data = memory, .dtype = FA_FLOAT16, .stride = {(int64_t)N * N, 0, N, 1}};
+    p.dbias_shape[0] = 4 * BATCH, p.dbias_shape[1] = 1;
+    p.dbias_shape[2] = p.dbias_shape[3] = N;
+    p.workspace_size = SIZE_MAX;
+    CHECK(plan_shared_dbias(&p).left.groups == HEADS / 4, "much room, in any order");
+}
+
 /* A bias alone has its own variant if TMA loads it and stores dbias. */
 static void test_bias_alone(void)
 {
@@ -1695,6 +1734,7 @@ int main(void)
     test_sm80_launches();
     test_sm90();
     test_dbias();
+    test_dbias_of_heads();
     test_bias_alone();
     test_short_and_full();
     test_clear_ahead();

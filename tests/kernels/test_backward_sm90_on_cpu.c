@@ -16,9 +16,9 @@
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and
  * "bias", "left" (the same on a device with one multiprocessor), "unseen" (the same with keys that
- * no query sees), "persistent" or "joined" for such problems, "empty" for persistent blocks with
- * lengths, some of them 0, "cleared" for those with sums that blocks clear for later ones. Then the
- * runs of each variant are printed.
+ * no query sees), "heads" (like "left", with many heads), "persistent" or "joined" for such problems,
+ * "empty" for persistent blocks with lengths, some of them 0, "cleared" for those with sums that
+ * blocks clear for later ones. Then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -63,6 +63,9 @@ static const int64_t with_left_ds[] = {262,  605,  2368,  3462,  7092,  9272,  1
 
 /* The same if no query sees the later keys of each item: their blocks leave nothing. */
 static const int64_t with_unseen_keys[] = {17987};
+
+/* The same with many heads that share dbias: units pass sums on, in six groups and in three. */
+static const int64_t with_many_heads[] = {1395, 2515};
 
 /* Persistent blocks where an item of the batch has no keys: it must count no share of dQ. */
 static const int64_t with_empty_items[] = {2271};
@@ -142,11 +145,13 @@ static int runs[FA_VARIANTS];
  * FA_BACKWARD_SM90_DBIAS_... */
 static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
 static int rooms_waited_for; /* runs whose blocks wait for room to leave dS */
+static int sums_passed_on;   /* runs whose units pass sums of dbias on */
 static int64_t least_dim;
 static bool about_bias;    /* problems are of that class */
 static bool about_lengths; /* the same */
 static bool alone;         /* there is one multiprocessor */
 static bool unseen;        /* no query sees the later keys */
+static bool many_heads;
 static const fa_cuda_family
     /* Of both runs; NULL: the second run has persistent blocks, if possible. */
     *few;
@@ -180,6 +185,12 @@ static bool is_shared(const fa_cuda_plan_launch *l);
 static bool waits_for_room(const fa_cuda_plan_launch *l)
 {
     return is_main(l) && l->backward_sm90.left.room < l->backward_sm90.left.units;
+}
+
+/* Whether units of blocks that leave dS pass sums on, and so wait for each other. */
+static bool passes_sums_on(const fa_cuda_plan_launch *l)
+{
+    return is_main(l) && l->backward_sm90.left.groups > 1;
 }
 
 /* Whether blocks clear sums for later ones. Launches before and after the products have fewer
@@ -223,8 +234,8 @@ static bool prepares(const fa_cuda_plan_launch *l)
 static void vary(cuda_run *run, const machine *m, const fa_cuda_plan_launch *l)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const bool in_order = m->ordered || v->joined || waits_for_room(l) || waits_for_zeros(l) ||
-                          waits_for_first_shares(l);
+    const bool in_order = m->ordered || v->joined || waits_for_room(l) || passes_sums_on(l) ||
+                          waits_for_zeros(l) || waits_for_first_shares(l);
     const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
     const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
     const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
@@ -296,6 +307,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
         biases_by_tma[above] += l->backward_sm90.bias_mapped;
         dbias_by[above][l->backward_sm90.dbias_mapped]++;
         rooms_waited_for += waits_for_room(l);
+        sums_passed_on += passes_sums_on(l);
     }
     cuda_run_kernel(&run);
 }
@@ -539,6 +551,7 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         other |= 1u << ((by_itself ? 17 : above) + l->backward_sm90.dbias_mapped);
         other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
         other |= (uint64_t)waits_for_room(l) << (above + 6);
+        other |= (uint64_t)passes_sums_on(l) << (above + 5);
     }
     return first | (p->bias.data ? other : 0);
 }
@@ -591,6 +604,7 @@ static bool run_problem(machine *m)
         .all_passes = true,
         .backward_alone = true,
         .unseen_keys = unseen,
+        .many_heads = many_heads,
         .runs = 2,
         .attend = compute,
         .wants = wants,
@@ -635,7 +649,11 @@ static int run_listed(void)
     unseen = true;
     for (size_t i = 0; i < sizeof with_unseen_keys / sizeof *with_unseen_keys; i++)
         run_problems(with_unseen_keys[i], with_unseen_keys[i] + 1);
-    about_bias = alone = unseen = false;
+    unseen = false;
+    many_heads = true;
+    for (size_t i = 0; i < sizeof with_many_heads / sizeof *with_many_heads; i++)
+        run_problems(with_many_heads[i], with_many_heads[i] + 1);
+    about_bias = alone = many_heads = false;
     least_dim = FULL;
     run_problems(FIRST_FULL_PROBLEM, FIRST_FULL_PROBLEM + FULL_PROBLEMS);
     least_dim = WIDE;
@@ -672,7 +690,8 @@ int main(int argc, char **argv)
     const bool searching = sample_begin(argc > 1);
     if (argc > 3) least_dim = atoll(argv[3]);
     unseen = argc > 4 && argv[4][0] == 'u';
-    alone = argc > 4 && (argv[4][0] == 'l' || unseen);
+    many_heads = argc > 4 && argv[4][0] == 'h';
+    alone = argc > 4 && (argv[4][0] == 'l' || many_heads || unseen);
     about_bias = argc > 4 && (argv[4][0] == 'b' || alone);
     about_lengths = argc > 4 && argv[4][0] == 'e';
     few = argc <= 4 || about_bias ? NULL
@@ -697,6 +716,7 @@ int main(int argc, char **argv)
                 dbias_by[above][3], dbias_by[above][4]);
     }
     CHECK(rooms_waited_for || argc > 1, "no block waited for room");
+    CHECK(sums_passed_on || argc > 1, "no unit passed sums of dbias on");
     CHECK(blind_queries || argc > 1, "all queries saw keys");
     CHECK(cleared_ahead || argc > 1, "no block cleared sums for later ones");
     CHECK(first_stored || argc > 1, "no block added to first shares in any order");
