@@ -929,7 +929,10 @@ static void test_splits(void)
         const int splits = !l     ? 0
                            : sm80 ? l->backward_sm80.splits
                                   : l->backward_sm90.splits,
-                  expected = cases[c].splits * (sm80 ? cases[c].query_parts : 1);
+                  parts = !l     ? 1
+                          : sm80 ? cases[c].query_parts
+                                 : l->backward_sm90.query_parts,
+                  expected = cases[c].splits * parts;
         const int64_t tasks = p.batch * p.heads_kv * ((p.n_k + 127) / 128);
         CHECK(splits == expected && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
               splits);
