@@ -17,7 +17,8 @@ The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     backward-extra    grouped heads, packed lengths, other lengths, head dims and float16
     backward-options  the options, bias with its gradient, deterministic gradients
     backward-peaked   errors of gradients: head dims, masks, types, kinds of inputs
-    survey-forward, survey-backward, survey-decode   32 random shapes each, always the same ones
+    survey-forward, survey-backward, survey-decode, survey-few   32 random shapes each, always the same
+              ones; few: 2 to 200 queries over long keys
 
 The peers, if they are installed: FlashAttention-2 and cuDNN (of PyTorch), FlashAttention-3 (the
 library that --fa3 names), FlashAttention-4 (flash_attn.cute; --site names a folder of unpacked
@@ -88,7 +89,7 @@ def rotation(cell, device):
     """How many copies of keys and values ensure that none of them stays in the cache. A cache does
     not evict in order: of 537 MB that are read repeatedly, an H200 still has a tenth. So they are 4
     GB."""
-    if cell.which != "decode" or device != "cuda":
+    if device != "cuda" or (cell.which != "decode" and 4 * cell.n_q > cell.n_k):
         return 1
     return max(2, min(128, math.ceil(16 * CACHE_BYTES / cell.kv_bytes())))
 

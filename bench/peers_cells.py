@@ -55,6 +55,7 @@ class Cell:
         words.append(f"d{self.dim}" + (f"/{self.dim_v}" if self.dim_v != self.dim else ""))
         words.append("causal" if self.causal else "full")
         words.append(f"n{short(self.n_k)}")
+        words += [] if self.n_q in (1, self.n_k) else [f"q{self.n_q}"]
         if not self.is_usual():
             group = "" if self.heads == self.heads_kv else f"/{self.heads_kv}"
             words.append(f"b{self.batch} h{self.heads}{group}")
@@ -246,6 +247,11 @@ def survey_shape(draw, which, dtype):
         batch, n = draw.choice((1, 2, 4, 8, 16, 32, 64, 128)), log_uniform(draw, 500, 40000)
         return Cell(batch, heads_kv * draw.choice((1, 4, 4, 8)), heads_kv, 1, n, dim, dim, False,
                     which, dtype)
+    if which == "few":
+        dim, heads_kv = draw.choice((64, 128, 128, 128, 256)), draw.choice((1, 2, 4, 8, 8))
+        batch, n = draw.choice((1, 1, 2, 4, 8, 16, 32)), log_uniform(draw, 500, 40000)
+        return Cell(batch, heads_kv * draw.choice((1, 2, 4, 4, 8)), heads_kv, log_uniform(draw, 2, 200), n,
+                    dim, dim, False, "forward", dtype)
     dim = draw.choice((64, 128, 128) if which == "backward" else (64, 64, 128, 128, 96, 192, 256))
     n = log_uniform(draw, 130, 12000)
     heads = draw.choice((1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 64))
@@ -263,7 +269,7 @@ def survey_cells(which, dtype, count=32, most_bytes=6e9):
     while len(found) < count:
         cell = survey_shape(draw, which, dtype)
         size = 2 * cell.batch * cell.heads * cell.n_q * cell.dim + cell.kv_bytes()
-        if size * (1 if which == "decode" else 20) < most_bytes:
+        if size * (1 if which in ("decode", "few") else 20) < most_bytes:
             found[cell.name] = cell
     return found.values()
 
@@ -369,7 +375,8 @@ CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
              "backward-peaked": backward_peaked_cells,
              "survey-forward": lambda dtype: survey_cells("forward", dtype),
              "survey-backward": lambda dtype: survey_cells("backward", dtype),
-             "survey-decode": lambda dtype: survey_cells("decode", dtype)}
+             "survey-decode": lambda dtype: survey_cells("decode", dtype),
+             "survey-few": lambda dtype: survey_cells("few", dtype)}
 CPU_SETS = {"main": small_cells, "options": small_options,
             "backward": lambda dtype: small_cells(dtype, "backward"),
             "backward-extra": small_backward_extra,
