@@ -12,6 +12,8 @@
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 
+#if SPLIT
+
 /* What all work tiles of a sequence have in common: its rows and keys, as in fa_tile; and its line. In 32 bits, because a
  * block's first load waits for it. */
 typedef struct line_sequence {
@@ -330,5 +332,7 @@ FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_s
     if (at->left > 0) next_tile_of_line(p, s, at);
     return found;
 }
+
+#endif
 
 #endif
