@@ -6,7 +6,7 @@
  * A thread computes eight columns of a row. It issues the loads of up to AHEAD parts before it uses any of them: the
  * loads mostly hit the second-level cache, and their latency is most of the time.
  *
- * Compile-time parameters: ELEMENT, of the outputs; OWN_LENGTHS, 1 if lengths are on the device: may be left out.
+ * Compile-time parameters: ELEMENT, of the outputs; OWN_LENGTHS, 1 if there are sections: may be left out.
  */
 #ifndef OWN_LENGTHS
 #define OWN_LENGTHS 0

@@ -1,5 +1,5 @@
 /*
- * Split keys if lengths are on the device: which work tiles a section of the line has (split.h). The scheduler warp finds
+ * Split keys by sections: which work tiles a section of the line has (split.h). The scheduler warp finds
  * its section's begin together, a sequence for each lane, and then goes from one query tile to the next. All that it
  * computes is warp-uniform, unless it says something else.
  */
@@ -81,15 +81,14 @@ FA_DEVICE void find_keys(const fa_attention_params *p, line_sequence *of)
     of->start_k = 0;
     of->n_k = (int)p->max_k;
     if (p->cu_seqlens_k) {
-        const int end = (int)fa_min64(p->cu_seqlens_k[of->batch + 1], p->rows_k);
         of->start_k = max(0, p->cu_seqlens_k[of->batch]);
-        of->n_k = max(0, end - of->start_k);
+        of->n_k = max(0, clamp(p->cu_seqlens_k[of->batch + 1], (int)p->rows_k) - of->start_k);
     }
     if (p->seqlens_k) of->n_k = clamp(p->seqlens_k[of->batch], of->n_k);
     if (of->n_q == 0) of->n_k = of->start_k = 0;
 }
 
-/* A bound by position, if there is one, for another diagonal than 0. */
+/* A bound by position, if there is one, of a sequence whose diagonal the host does not know. */
 FA_DEVICE int shift_bound(int bound, int diagonal)
 {
     if (bound >= UNBOUNDED || bound <= -UNBOUNDED) return bound;
@@ -100,13 +99,15 @@ FA_DEVICE int shift_bound(int bound, int diagonal)
 FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, line_sequence *of)
 {
     of->diagonal = p->diagonal_given ? saturate(p->diagonal) : of->n_k - of->n_q;
-    of->reach.lo = shift_bound(s->reach.lo, of->diagonal);
-    of->reach.hi = shift_bound(s->reach.hi, of->diagonal);
+    const int unknown = p->diagonal_given ? 0 : of->diagonal;
+    of->reach.lo = shift_bound(s->reach.lo, unknown);
+    of->reach.hi = shift_bound(s->reach.hi, unknown);
     of->line.tiles = (of->room_q + count_tile_queries(s) - 1) >> (QUERY_BITS - s->split.group_bits);
     of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
     of->line.keys = of->n_k;
     if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
-        of->line.keys = min(of->n_k, s->reach.hi - s->reach.lo + QUERIES + FA_SM90_KEY_ALIGNMENT);
+        of->line.keys = (int)fa_min64(of->n_k, (int64_t)s->reach.hi - s->reach.lo + QUERIES +
+                                                   FA_SM90_KEY_ALIGNMENT);
 }
 
 FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params *s, int sequence,
@@ -120,6 +121,12 @@ FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params 
 FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line, int tiles)
 {
     return fa_sm90_length_of_tiles(line, count_tile_queries(s), s->split.tile_cost, tiles);
+}
+
+/* Two lengths of the line together; FA_SM90_LINE if it is too long, which it only is if lengths are wrong. */
+FA_DEVICE int add_lengths(int x, int y)
+{
+    return (int)min((uint32_t)x + (uint32_t)y, (uint32_t)FA_SM90_LINE);
 }
 
 /* Each lane has a sequence from `first` on. */
@@ -136,7 +143,7 @@ FA_DEVICE void load_lines(const fa_attention_params *p, const fa_sm90_params *s,
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
         const int before = __shfl_sync(0xffffffff, lines->end, (lane - apart) & 31);
-        if (lane >= apart) lines->end += before;
+        if (lane >= apart) lines->end = add_lengths(lines->end, before);
     }
 }
 
@@ -147,10 +154,12 @@ FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_par
     int length = 0, keys = 0, most_keys = 0;
     for (int first = 0; first < sequences; first += 32) {
         load_lines(p, s, first, lines);
-        length += __shfl_sync(0xffffffff, lines->end, 31);
+        length = add_lengths(length, __shfl_sync(0xffffffff, lines->end, 31));
         keys += lines->own.line.tiles > 0 ? lines->own.n_k : 0;
         most_keys = max(most_keys, lines->own.line.keys);
     }
+    if (length == FA_SM90_LINE)
+        length = 0; /* nothing is done, so that nothing outside is written */
     keys = (int)__reduce_add_sync(0xffffffff, (uint32_t)keys);
     most_keys = (int)__reduce_max_sync(0xffffffff, (uint32_t)most_keys);
     const line_cut cut = {length, fa_sm90_section_length(&s->split, length, keys, most_keys, KEYS)};

@@ -14,9 +14,9 @@
  *
  * Task n leaves the sums of its rows, before they are divided, in slot n of the workspace.
  *
- * If lengths are on the device, only the device knows how many key tiles a query tile sees. Then all work lies on a line:
- * sequence after sequence, head after head, and query tile after query tile. A query tile is as long as the keys that it
- * sees, and `tile_cost` more. The line is cut into sections of equal length, and a task is a section:
+ * If lengths are on the device, only the device knows how many key tiles a query tile sees. Then, and if heads share query
+ * tiles, all work lies on a line: sequence after sequence, head after head, and query tile after query tile. A query tile is
+ * as long as the keys that it sees, and `tile_cost` more. The line is cut into sections of equal length, and a task is a section:
  *
  *     line           |  tile 0  |    tile 1    |      tile 2      |        tile 3        |  tile 0  | ...
  *     sections       |       section 0       |       section 1       |       section 2       | ...
@@ -50,7 +50,7 @@ enum {
     FA_SM90_MERGE_BLOCKS = 7     /* of a multiprocessor, with lengths on the device */
 };
 
-/* Rows of a query tile that a block of forward_sm90_merge has if lengths are on the device. */
+/* Rows of a query tile that a block of forward_sm90_merge has if there are sections. */
 #define FA_SM90_MERGE_ROWS(value_dim)                                                              \
     (FA_SM90_MERGE_THREADS / (((value_dim) + FA_SM90_MERGE_COLUMNS - 1) / FA_SM90_MERGE_COLUMNS))
 
@@ -81,7 +81,7 @@ typedef struct fa_sm90_split {
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
     int32_t first_tile[FA_SM90_PARTS],
         first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
-    /* 0: lengths are not on the device. Otherwise these, `queries` and `value_dim` are all that is used. */
+    /* 0: there is no line. Otherwise these, `queries` and `value_dim` are all that is used. */
     int32_t sections, tile_cost; /* the cost in keys */
     int32_t group_bits;          /* log2 of the query heads that share query tiles */
     int32_t in_step, line_heads,

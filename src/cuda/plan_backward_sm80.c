@@ -136,7 +136,7 @@ static int64_t count_pairs(const fa_problem *p, int keys)
 }
 
 /* Whether a variant of short sequences is better than one with twice as many keys in a tile, although it computes a pair in some
- * 6% more time (H200, tf32, head dim 64: causal n 128, 300, 512 1.33, 1.27, 1.12, n 1k 0.95; full n 130, 300 1.46, 1.25). If
+ * 6% more time (H200, tf32, head dim 64, with the faster `prepare`, 1.09 of it: causal n 128, 300, 512 1.33, 1.27, 1.12, n 1k 0.95; full n 130, 300 1.46, 1.25). If
  * lengths are on the device, the longest sequence is another item's, which must not matter. */
 static bool wants_short(const fa_problem *p, const fa_variant *v)
 {

@@ -734,7 +734,8 @@ static int count_query_parts(const fa_problem *p, const fa_variant *v, int64_t t
                            : find_columns(v) == 64 ? 24
                                                    : 12,
                   each = v->single_tiles ? 2 : 4;
-    const int64_t tiles = fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
+    const int64_t rows = p->cu_seqlens_q ? p->max_q : p->rows_q,
+                  tiles = fa_cuda_count_tiles(rows, FA_BACKWARD_SM90_QUERIES);
     if (v->options || v->ordered || v->chained || v->joined || is_wide(v) || is_ordered(p) ||
         tasks == 0 || tiles < enough)
         return 1;
@@ -1195,7 +1196,7 @@ static bool refuse_packed(const fa_problem *p, char *why, size_t size)
 /* Whether the key tiles are one round of blocks at most, or up to eight rounds that are nearly full (rate of three launches over
  * that of one, H200, head dim 128: n 512, 17 heads 1.17, n 1k, 8 heads 1.14, n 4k, 4 heads 1.03; n 1k, 50 and 80 heads, 3.03 and
  * 4.85 rounds, 0.94 and 1.08; n 4k, 13, 20 and 33 heads, 3.15, 4.85 and 8 rounds, 0.99, 1.04, 1.05; n 8k, 2.9 rounds, 0.96). But not
- * three or four rounds of three or four key tiles (n 282, 384 and 448 with 128 heads 0.97, 0.97, 0.91). */
+ * from two rounds on with up to four key tiles (n 282, 384 and 448 with 128 heads, three or four rounds, 0.97, 0.97, 0.91). */
 static bool fills_rounds(const fa_problem *p, const fa_cuda_device *device)
 {
     const int64_t room = device->multiprocessors,

@@ -47,7 +47,8 @@ static bool is_uniform(const fa_problem *p, const fa_cuda_device *device, char *
 }
 
 /* Whether there are so few work tiles that all multiprocessors are busy only with split keys. These take sequences of
- * few queries as well, and read their keys once for each query head. The others are as few as there can be. */
+ * few queries as well, and read their keys once for each query head, or once for those that share query tiles. The others
+ * are as few as there can be. */
 static bool is_slower_than_split(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;

@@ -564,8 +564,9 @@ bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l
     if (!fa_cuda_sm90_params(p, l, encode, params, fault)) return false;
     params->split = fa_cuda_split_of(p, l);
     params->task_kind = FA_SM90_WORK_TILES;
-    if (params->split.sections) /* of a diagonal of 0 */
-        params->reach = fa_sm90_find_reach(p->causal, p->window_left, p->window_right, 0);
+    if (params->split.sections) /* lengths shift it where no diagonal is given */
+        params->reach = fa_sm90_find_reach(p->causal, p->window_left, p->window_right,
+                                           p->diagonal_given ? p->diagonal : 0);
     params->tasks = params->split.sections ? params->split.sections
                                            : params->split.first_task[params->split.parts];
     params->balanced_heads = params->alternating_heads = 0;

@@ -32,6 +32,14 @@ enum { PROBLEMS = 1500, LENGTH_PROBLEMS = 400, PEAKED_PROBLEMS = 52, EACH = 8, E
 /* An additional option of problems (sample_takes) beside kinds of peaked rows: packed queries over pages. */
 static const uint64_t packed_over_pages_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 4);
 
+/* Others: of two or three parts. */
+static uint64_t find_parts_bit(const fa_cuda_plan *plan)
+{
+    const fa_sm90_split *split = &plan->launches[0].sm90.split;
+    if (split->sections || split->parts > 3) return 0;
+    return UINT64_C(1) << (RANDOM_NUM_PEAKS + 3 + split->parts);
+}
+
 /* The variants, one FORM(name) each: the build writes them. */
 typedef struct parameters {
     fa_attention_params attention;
@@ -157,7 +165,7 @@ static bool wants(void *context, const random_call *call)
     if (make_forward(call, &p, message, sizeof message) != FA_OK) return true;
     return plan_call(number, &p, &plan, NULL, 0) && runs[plan.launches[0].variant] < max_runs &&
            sample_takes(&p, &plan,
-                        other_options |
+                        other_options | find_parts_bit(&plan) |
                             (p.cu_seqlens_q && p.block_table ? packed_over_pages_bit : 0));
 }
 
@@ -288,6 +296,88 @@ static void test_many_tiles(int64_t number)
     attention_free(&a);
 }
 
+/* Windows and diagonals that are larger than all positions, with a length of keys on the device. */
+static void test_far_windows(void)
+{
+    enum { FAR = FA_SM90_UNBOUNDED };
+    static const int64_t rows[][3] = {/* diagonal, left, right */
+                                      {0, FAR - 1, FAR - 24},
+                                      {INT64_C(2) * FAR, INT64_C(2) * FAR - 10, -1},
+                                      {5 - FAR, -1, FAR - 1}};
+    static const int32_t keys[] = {700};
+    for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
+        attention a;
+        ref_array want, lse;
+        char message[320] = "";
+        const shape s = {1, 1, 1, 300, 800, 64, 64};
+        ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
+        aligned.aligned_data = true;
+        attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+        a.in.options.flags = FA_WINDOW | FA_DIAGONAL;
+        a.in.options.diagonal = rows[n][0];
+        a.in.options.window_left = rows[n][1];
+        a.in.options.window_right = rows[n][2];
+        a.in.options.seqlens_k = keys;
+        ref_forward(&a.in, &want, &lse);
+        random_call call = {.pass = RANDOM_FORWARD,
+                            .buffers = &a.buffers,
+                            .q = a.in.q,
+                            .k = a.in.k,
+                            .v = a.in.v,
+                            .out = a.out,
+                            .lse = a.lse,
+                            .options = a.in.options};
+        call.options.device = FA_DEVICE_CUDA;
+        const fa_status status = attend(&(int64_t){5}, &call, message, sizeof message);
+        CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+        for (int64_t i = 0; i < s.n_q; i += 50) check_row(&a, &want, &lse, 0, i, false);
+        ref_array_free(&want);
+        ref_array_free(&lse);
+        attention_free(&a);
+    }
+}
+
+/* Packed sequences whose cumulative lengths are wrong: all reads and writes stay inside. Their work is longer than the line
+ * can be, or keys end before all tensors. */
+static void test_wild_lengths(bool too_long)
+{
+    enum { COUNT = 11 };
+    static int32_t cu_q[COUNT + 1], cu_k[COUNT + 1];
+    attention a;
+    char message[320] = "";
+    fa_problem p;
+    fa_cuda_plan plan;
+    const shape s = {1, 2, 2, 700, 300, 64, 64};
+    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
+    aligned.aligned_data = true;
+    for (int i = 0; i <= COUNT; i++) {
+        cu_q[i] = too_long ? i % 2 * 700 : 60 * i;
+        cu_k[i] = too_long ? 25 * i : i % 2 ? INT32_MIN : 100;
+    }
+    attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+    a.in.options.flags = FA_CAUSAL;
+    a.in.options.cu_seqlens_q = cu_q;
+    a.in.options.cu_seqlens_k = cu_k;
+    a.in.options.num_sequences = COUNT;
+    a.in.options.max_seqlen_q = a.in.options.max_seqlen_k = 700;
+    random_call call = {.pass = RANDOM_FORWARD,
+                        .buffers = &a.buffers,
+                        .q = a.in.q,
+                        .k = a.in.k,
+                        .v = a.in.v,
+                        .out = a.out,
+                        .lse = a.lse,
+                        .options = a.in.options};
+    call.options.device = FA_DEVICE_CUDA;
+    machine m = {.number = 5, .memory = *call.buffers};
+    CHECK(make_forward(&call, &p, message, sizeof message) == FA_OK &&
+              plan_call(m.number, &p, &plan, message, sizeof message),
+          "%s", message);
+    for (int i = 0; i < 2 && too_long; i++) plan.launches[i].sm90.split.tile_cost = 75 << 21;
+    CHECK(run_plan(&m, &p, &plan), "memory beside the workspace was written");
+    attention_free(&a);
+}
+
 /* Problems [*number, end) with lengths on the device and pages. Returns the number of problems for this family. */
 static int run_length_problems(random_settings settings, int64_t *number, int64_t end)
 {
@@ -343,6 +433,8 @@ int main(int argc, char **argv)
     static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
     for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
     test_many_tiles(5);
+    test_far_windows();
+    for (int i = 0; i < 2; i++) test_wild_lengths(i);
     for (int64_t i = 0; i < 4; i++) /* any number of parts; 2, 4, and 6 of them */
         test_wild_pages(attend, &(int64_t){6 * i}, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, false);
     if (argc == 1) sample_end(kernels, runs);
