@@ -26,8 +26,8 @@ typedef struct line_sequence {
 typedef struct sequence_lines {
     int first; /* the first of the sequences; below 0: none is known */
     line_sequence own;
-    int of_head,
-        end; /* the line's length; where the sequence ends, from the first one's begin on */
+    int of_head; /* the length of a head */
+    int end;     /* where the sequence ends, from the first one's begin on */
 } sequence_lines;
 
 typedef struct line_cut {
@@ -36,9 +36,10 @@ typedef struct line_cut {
 
 /* Where a section is: in which query tile, and behind how much of it. */
 typedef struct section {
-    int number, slice, left;          /* number in the line; how much of it is left */
+    int number;                       /* of its note; its slots follow from it */
+    int in_step, slice;               /* numbers of its line, and in that line */
+    int left;                         /* how much of it is left */
     int sequence, head, tile, offset; /* head: of the line */
-    int in_step;                      /* number of the line */
     line_sequence of;
 } section;
 

@@ -24,8 +24,8 @@ typedef struct work_tile {
     char *out; /* the first row of its outputs; of a part: of its sums in the workspace, float32 */
 #if SPLIT
     int32_t group_bits; /* its rows are those of 2^group_bits heads for each query (split.h) */
-    fa_sm90_row_sum *
-        sums; /* of a part's first row: its base and its sum of weights; NULL: all keys are in one part */
+    /* Of a part's first row: its base and its sum of weights. NULL: all keys are in one part. */
+    fa_sm90_row_sum *sums;
 #endif
     /* Of each consumer: key tiles that all its rows see whole; and the first key tile before which all its rows have
      * seen a key. */
@@ -47,18 +47,13 @@ FA_DEVICE int32_t saturate(int64_t x) { return fa_sm90_saturate(x); }
 
 FA_DEVICE int clamp(int x, int upper) { return max(0, min(x, upper)); }
 
-/* The rows of so many queries. */
+/* The rows of so many queries; the query and the head of a row, counted from the work tile's first ones. */
 #if SPLIT
 FA_DEVICE int rows_of(const work_tile *w, int queries) { return queries << w->group_bits; }
-#else
-FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, queries; }
-#endif
-
-/* The query and the head of a row, counted from the work tile's first ones. */
-#if SPLIT
 FA_DEVICE int query_of(const work_tile *w, int row) { return row >> w->group_bits; }
 FA_DEVICE int head_of(const work_tile *w, int row) { return row & ((1 << w->group_bits) - 1); }
 #else
+FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, queries; }
 FA_DEVICE int query_of(const work_tile *w, int row) { return (void)w, row; }
 FA_DEVICE int head_of(const work_tile *w, int row) { return (void)w, (void)row, 0; }
 #endif
