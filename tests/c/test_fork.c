@@ -94,6 +94,16 @@ static void check_other_thread(void)
     CHECK(!failed, "pthread_create failed");
 }
 
+/* The address sanitizer's malloc does not release its locks in a child, as that of the C library does: if another thread holds
+ * one at the fork, the child waits for it forever (seen in one of some 80 runs, by gcc 12's). */
+#ifdef __has_feature
+#define HAS_ADDRESS_SANITIZER __has_feature(address_sanitizer)
+#elif defined(__SANITIZE_ADDRESS__)
+#define HAS_ADDRESS_SANITIZER 1
+#else
+#define HAS_ADDRESS_SANITIZER 0
+#endif
+
 static atomic_bool stop, started;
 
 static void *keep_calling(void *argument)
@@ -150,7 +160,7 @@ int main(void)
     CHECK(matches(), "%d threads differ from one", (int)THREADS);
     for (int32_t threads = 1; threads <= THREADS; threads++) check_child("fork", threads, 2);
     check_other_thread();
-    check_during_call();
+    if (!HAS_ADDRESS_SANITIZER) check_during_call();
     check_openmp_caller();
     CHECK(matches(), "the parent's call after its children differs");
     attention_free(&actual);
