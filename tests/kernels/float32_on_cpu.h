@@ -8,9 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "attention.h"
+#include "attention_on_cpu.h"
 #include "check.h"
-#include "random_problem.h"
 #include "sample.h"
 
 enum { QUERIES = 24, KEYS = 320, MAX_DIM = 512 };
@@ -19,31 +18,12 @@ enum { QUERIES = 24, KEYS = 320, MAX_DIM = 512 };
  * last. */
 static inline int64_t column_of(int64_t d, int64_t c) { return c % 2 ? c : d - 64 + c; }
 
-/* Like attention_make, aligned so that every kernel supports it. */
-static void make_aligned(attention *a, uint64_t seed, shape s)
-{
-    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
-    aligned.aligned_data = true;
-    attention_make_as(a, seed, s, FA_FLOAT32, &aligned, &aligned, &aligned, &aligned);
-}
-
 /* The forward on an H200, which `attend` imitates. */
 static void run_float32(random_attend *attend, attention *a, fa_precision precision)
 {
-    int64_t number = 1;
-    char message[320] = "";
-    random_call call = {.pass = RANDOM_FORWARD,
-                        .buffers = &a->buffers,
-                        .q = a->in.q,
-                        .k = a->in.k,
-                        .v = a->in.v,
-                        .out = a->out,
-                        .lse = a->lse,
-                        .options = a->in.options};
-    call.options.device = FA_DEVICE_CUDA;
+    random_call call = forward_call(a);
     call.options.precision = precision;
-    const fa_status status = attend(&number, &call, message, sizeof message);
-    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+    check_attends(attend, 1, &call);
 }
 
 static double load(const fa_tensor *t, int64_t row, int64_t column)
@@ -178,7 +158,7 @@ static void test_exactness(random_attend *attend, int d)
         if (d > 64 && !sample_has((int64_t)(n / step), EXACT_SETS + width_of(d))) continue;
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-        make_aligned(&a, 7 + n, s);
+        make_aligned(&a, 7 + n, s, FA_FLOAT32);
         peak_queries(&a, factors[n]);
         check_exactness(attend, &a, 1, "queries times", factors[n]);
         attention_free(&a);
@@ -195,7 +175,7 @@ static inline void test_small_weights(random_attend *attend, bool late, bool opt
     const double logit = log(0.4 * 0x1p-23 / 16);
     attention a;
     const shape s = {1, 1, 1, QUERIES, MANY, DIM, DIM};
-    make_aligned(&a, 83, s);
+    make_aligned(&a, 83, s, FA_FLOAT32);
     if (option) make_slope(&a, 0);
     const float other = late ? (float)(log(4) / sqrt(DIM)) : (float)(logit / sqrt(DIM));
     for (int64_t c = 0; c < DIM; c++) {
@@ -226,7 +206,7 @@ static inline void test_exact_options(random_attend *attend, int d)
         if (d > 64 && !sample_has(n / step, OPTION_SETS + width_of(d))) continue;
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-        make_aligned(&a, 57 + (uint64_t)n, s);
+        make_aligned(&a, 57 + (uint64_t)n, s, FA_FLOAT32);
         peak_queries(&a, factors[n % 2]);
         if (n < 6) a.in.options.softcap = softcaps[n / 2];
         else if (n < 8) {
@@ -293,7 +273,7 @@ static inline void test_hidden_keys(random_attend *attend, fa_precision precisio
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         const bool masked = n < 2;
-        make_aligned(&a, 61, s);
+        make_aligned(&a, 61, s, FA_FLOAT32);
         if (masked) make_mask(&a, n % 2);
         else make_bias(&a, float_dtypes[n / 2 - 1], n % 2);
         const fa_tensor *hides = masked ? &a.mask : &a.bias;
@@ -320,7 +300,7 @@ static inline void test_large_bias(random_attend *attend, fa_precision precision
     static const double large[] = {-3.4028234663852886e38, -1e30, 1e6, -1e5};
     attention a;
     const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-    make_aligned(&a, 67, s);
+    make_aligned(&a, 67, s, FA_FLOAT32);
     make_bias(&a, FA_FLOAT32, true);
     for (int64_t i = 0; i < QUERIES; i++)
         for (int64_t j = 0; j < KEYS; j++)
@@ -338,7 +318,7 @@ static inline void test_scales(random_attend *attend, int64_t d)
         if (!sample_has((int64_t)n / 2, SCALE_SET)) continue;
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-        make_aligned(&a, 71, s);
+        make_aligned(&a, 71, s, FA_FLOAT32);
         a.in.options.flags = FA_SCALE;
         a.in.options.scale = scales[n / 2];
         if (n % 2) a.in.options.softcap = 3;
@@ -353,7 +333,7 @@ static void test_infinities(random_attend *attend, fa_precision precision, int64
 {
     attention a;
     const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-    make_aligned(&a, 3, s);
+    make_aligned(&a, 3, s, FA_FLOAT32);
     static float want[QUERIES][MAX_DIM];
     ref_store(&a.in.k, 0, 70, 0, column_of(d, 5),
               INFINITY); /* half of the rows: no weight, the others: NaN */
@@ -387,7 +367,7 @@ static void test_nan_key(random_attend *attend, fa_precision precision, int64_t 
     enum { KEY = 12 };
     attention a;
     const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-    make_aligned(&a, 5, s);
+    make_aligned(&a, 5, s, FA_FLOAT32);
     a.in.options.flags = FA_CAUSAL | FA_DIAGONAL;
     memset((float *)a.in.k.data + KEY * d + column_of(d, 2), 0xff, sizeof(float));
     run_float32(attend, &a, precision);
@@ -404,7 +384,7 @@ static void test_huge_logits(random_attend *attend, int64_t d)
     for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-        make_aligned(&a, 31 + n, s);
+        make_aligned(&a, 31 + n, s, FA_FLOAT32);
         for (int64_t i = 0; i < QUERIES; i += 2) multiply_row(&a.in.q, i, factors[n]);
         check_exactness(attend, &a, 2, "some queries times", factors[n]);
         attention_free(&a);

@@ -289,7 +289,7 @@ static void test_wide_range(int64_t d)
     for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-        make_aligned(&a, 11 + n, s);
+        make_aligned(&a, 11 + n, s, FA_FLOAT32);
         multiply_row(&a.in.k, 70, factors[n]);
         multiply_row(&a.in.v, 150, factors[n]);
         check_exactness(attend, &a, 2, "a wide range", factors[n]);
@@ -305,7 +305,7 @@ static void test_magnitudes(int64_t d)
     for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-        make_aligned(&a, 21 + n, s);
+        make_aligned(&a, 21 + n, s, FA_FLOAT32);
         for (int64_t i = 0; i < QUERIES; i++) multiply_row(&a.in.q, i, factors[n]);
         for (int64_t j = 0; j < KEYS; j++) {
             multiply_row(&a.in.k, j, (j / 64 % 2 ? 1 : 0x1p-20) / factors[n]);
@@ -321,7 +321,7 @@ static void test_rounding(void)
 {
     attention a;
     const shape s = {1, 1, 1, QUERIES, QUERIES, 64, 64};
-    make_aligned(&a, 41, s);
+    make_aligned(&a, 41, s, FA_FLOAT32);
     a.in.options.flags = FA_WINDOW;
     a.in.options.window_left = a.in.options.window_right = 0;
     uint32_t *bits = a.in.v.data;
@@ -365,7 +365,7 @@ static void test_equal_halves(int64_t d)
 {
     attention a;
     const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-    make_aligned(&a, 91, s);
+    make_aligned(&a, 91, s, FA_FLOAT32);
     peak_queries(&a, 16);
     for (int64_t j = 0; j < KEYS; j++)
         for (int64_t c = 0; c < d / 2; c++)

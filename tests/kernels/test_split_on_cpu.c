@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention.h"
+#include "attention_on_cpu.h"
 #include "caller_memory.h"
 #include "check.h"
 #include "cuda/family.h"
@@ -236,27 +236,15 @@ static void test_nan(int64_t seen_from)
 {
     attention a;
     ref_array want, lse;
-    char message[320] = "";
-    int64_t number = 3; /* one multiprocessor, parts of one key tile */
+    const int64_t number = 3; /* one multiprocessor, parts of one key tile */
     const shape s = {1, 2, 2, 300, 700, 64, 64};
-    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
-    aligned.aligned_data = true;
-    attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+    make_aligned(&a, 5, s, FA_BFLOAT16);
     a.in.options.flags = FA_CAUSAL;
     const int64_t key = seen_from + s.n_k - s.n_q;
     ref_forward(&a.in, &want, &lse);
     ref_store(&a.in.k, 0, key, 0, 7, NAN);
-    random_call call = {.pass = RANDOM_FORWARD,
-                        .buffers = &a.buffers,
-                        .q = a.in.q,
-                        .k = a.in.k,
-                        .v = a.in.v,
-                        .out = a.out,
-                        .lse = a.lse,
-                        .options = a.in.options};
-    call.options.device = FA_DEVICE_CUDA;
-    const fa_status status = attend(&number, &call, message, sizeof message);
-    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+    const random_call call = forward_call(&a);
+    check_attends(attend, number, &call);
     for (int64_t h = 0; h < 2; h++)
         for (int64_t i = 0; i < s.n_q; i++)
             check_row(&a, &want, &lse, h, i, h == 0 && i >= seen_from);
@@ -271,25 +259,13 @@ static void test_many_tiles(int64_t number)
     static const int32_t keys[] = {1100};
     attention a;
     ref_array want, lse;
-    char message[320] = "";
     const shape s = {1, 1, 1, 4500, 1200, 16, 16};
-    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
-    aligned.aligned_data = true;
-    attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+    make_aligned(&a, 5, s, FA_BFLOAT16);
     a.in.options.flags = FA_CAUSAL;
     a.in.options.seqlens_k = keys;
     ref_forward(&a.in, &want, &lse);
-    random_call call = {.pass = RANDOM_FORWARD,
-                        .buffers = &a.buffers,
-                        .q = a.in.q,
-                        .k = a.in.k,
-                        .v = a.in.v,
-                        .out = a.out,
-                        .lse = a.lse,
-                        .options = a.in.options};
-    call.options.device = FA_DEVICE_CUDA;
-    const fa_status status = attend(&number, &call, message, sizeof message);
-    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+    const random_call call = forward_call(&a);
+    check_attends(attend, number, &call);
     for (int64_t i = s.n_q - keys[0]; i < s.n_q; i++) check_row(&a, &want, &lse, 0, i, false);
     ref_array_free(&want);
     ref_array_free(&lse);
@@ -308,28 +284,16 @@ static void test_far_windows(void)
     for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
         attention a;
         ref_array want, lse;
-        char message[320] = "";
         const shape s = {1, 1, 1, 300, 800, 64, 64};
-        ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
-        aligned.aligned_data = true;
-        attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+        make_aligned(&a, 5, s, FA_BFLOAT16);
         a.in.options.flags = FA_WINDOW | FA_DIAGONAL;
         a.in.options.diagonal = rows[n][0];
         a.in.options.window_left = rows[n][1];
         a.in.options.window_right = rows[n][2];
         a.in.options.seqlens_k = keys;
         ref_forward(&a.in, &want, &lse);
-        random_call call = {.pass = RANDOM_FORWARD,
-                            .buffers = &a.buffers,
-                            .q = a.in.q,
-                            .k = a.in.k,
-                            .v = a.in.v,
-                            .out = a.out,
-                            .lse = a.lse,
-                            .options = a.in.options};
-        call.options.device = FA_DEVICE_CUDA;
-        const fa_status status = attend(&(int64_t){5}, &call, message, sizeof message);
-        CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+        const random_call call = forward_call(&a);
+        check_attends(attend, 5, &call);
         for (int64_t i = 0; i < s.n_q; i += 50) check_row(&a, &want, &lse, 0, i, false);
         ref_array_free(&want);
         ref_array_free(&lse);
@@ -348,27 +312,17 @@ static void test_wild_lengths(bool too_long)
     fa_problem p;
     fa_cuda_plan plan;
     const shape s = {1, 2, 2, 700, 300, 64, 64};
-    ref_layout aligned = REF_LAYOUT_CONTIGUOUS;
-    aligned.aligned_data = true;
     for (int i = 0; i <= COUNT; i++) {
         cu_q[i] = too_long ? i % 2 * 700 : 60 * i;
         cu_k[i] = too_long ? 25 * i : i % 2 ? INT32_MIN : 100;
     }
-    attention_make_as(&a, 5, s, FA_BFLOAT16, &aligned, &aligned, &aligned, &aligned);
+    make_aligned(&a, 5, s, FA_BFLOAT16);
     a.in.options.flags = FA_CAUSAL;
     a.in.options.cu_seqlens_q = cu_q;
     a.in.options.cu_seqlens_k = cu_k;
     a.in.options.num_sequences = COUNT;
     a.in.options.max_seqlen_q = a.in.options.max_seqlen_k = 700;
-    random_call call = {.pass = RANDOM_FORWARD,
-                        .buffers = &a.buffers,
-                        .q = a.in.q,
-                        .k = a.in.k,
-                        .v = a.in.v,
-                        .out = a.out,
-                        .lse = a.lse,
-                        .options = a.in.options};
-    call.options.device = FA_DEVICE_CUDA;
+    const random_call call = forward_call(&a);
     machine m = {.number = 5, .memory = *call.buffers};
     CHECK(make_forward(&call, &p, message, sizeof message) == FA_OK &&
               plan_call(m.number, &p, &plan, message, sizeof message),
