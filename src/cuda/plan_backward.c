@@ -89,13 +89,14 @@ int64_t fa_cuda_count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_laun
 
 bool fa_cuda_add_finish_keys(const fa_cuda_planning *x, const fa_variant *v, int threads,
                              fa_cuda_queue_function *queue, const fa_cuda_plan_launch *main,
-                             int splits)
+                             int splits, int slices)
 {
     if (splits == 1) return true;
     fa_cuda_plan_launch *l =
         fa_cuda_plan_add(v, threads, 0, queue, x->device, x->plan, x->why, x->size);
     if (!l) return false;
     fa_cuda_set_tasks(l, main->tiles, main->tasks / splits);
+    l->grid = fa_cuda_grid(l->tasks * slices);
     l->tile_k = main->tile_k;
     l->idle = l->idle || (!x->problem->dk.data && !x->problem->dv.data);
     return true;

@@ -56,10 +56,11 @@ fa_key_divisors fa_cuda_key_divisors(int64_t tiles, int64_t tasks, int64_t group
 
 fa_uniform_lengths fa_cuda_uniform_lengths(const fa_problem *problem);
 
-/* Adds the launch that adds up what splits of `main` leave, if there are several. */
+/* Adds the launch that adds up what splits of `main` leave, if there are several. slices: blocks for the keys of a block of
+ * `main`. */
 bool fa_cuda_add_finish_keys(const fa_cuda_planning *planning, const fa_variant *variant,
                              int threads, fa_cuda_queue_function *queue,
-                             const fa_cuda_plan_launch *main, int splits);
+                             const fa_cuda_plan_launch *main, int splits, int slices);
 
 /* Who makes dbias where the kernel of the other gradients can, and the workspace has room for its sums. */
 fa_cuda_dbias fa_cuda_choose_dbias(const fa_problem *problem);

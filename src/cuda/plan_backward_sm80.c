@@ -305,17 +305,6 @@ static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running
     return (int)(parts < 1 || most < 1 ? 1 : parts < most ? parts : most);
 }
 
-static bool add_finish_keys(const fa_cuda_planning *x, const fa_cuda_plan_launch *main, int splits)
-{
-    if (splits == 1) return true;
-    if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
-                                 FA_BACKWARD_SM80_PASS_THREADS, queue_sm80, main, splits))
-        return false;
-    fa_cuda_plan_launch *l = &x->plan->launches[x->plan->count - 1];
-    l->grid = fa_cuda_grid(l->tasks * FA_BACKWARD_SM80_KEY_SLICES);
-    return true;
-}
-
 static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
@@ -337,7 +326,10 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
               query_parts = count_query_parts(p, main->tasks * of_heads, running),
               splits = of_heads * query_parts;
     if (splits > 1) fa_cuda_set_tasks(main, main->tiles, main->tasks * splits);
-    if (!add_finish_keys(x, main, splits)) return false;
+    if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
+                                 FA_BACKWARD_SM80_PASS_THREADS, queue_sm80, main, splits,
+                                 FA_BACKWARD_SM80_KEY_SLICES))
+        return false;
     plan_workspace(x, prepare, main, with, splits, query_parts);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE, NULL);

@@ -781,14 +781,11 @@ static bool add_finish_keys(const fa_cuda_planning *x, const fa_variant *v,
 {
     const fa_variant *finish = &fa_variants[FA_FIRST_backward_finish_keys_sm90];
     while (finish->element != v->element) finish++;
-    if (!fa_cuda_add_finish_keys(x, finish, FA_BACKWARD_SM90_PASS_THREADS, queue_sm90, main,
-                                 splits))
+    if (!fa_cuda_add_finish_keys(
+            x, finish, FA_BACKWARD_SM90_PASS_THREADS, queue_sm90, main, splits,
+            FA_BACKWARD_SM90_KEY_SLICES(find_columns(v), find_value_columns(v))))
         return false;
-    if (splits == 1) return true;
-    fa_cuda_plan_launch *l = &x->plan->launches[x->plan->count - 1];
-    l->grid = fa_cuda_grid(l->tasks *
-                           FA_BACKWARD_SM90_KEY_SLICES(find_columns(v), find_value_columns(v)));
-    l->overlaps = true;
+    if (splits > 1) x->plan->launches[x->plan->count - 1].overlaps = true;
     return true;
 }
 
