@@ -67,7 +67,7 @@ FA_DEVICE void run_part(const pipeline *pipe, const fa_decode_params *d,
     count_part(d, w, &last);
     const merged_columns own = find_columns(d, w, thread_id());
     __syncthreads();
-    if (last) merge_parts(d, w, &own);
+    if (last) merge_parts(d, w, 0, THREADS, &own);
 }
 
 /* Sets packed rows of no sequence, [from, to), to zeros, with a warp for each row. */
@@ -161,6 +161,8 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     if (w->rows == 0) return;
     if (!merges && w->part < max(w->parts, 1)) run_part(&pipe, &d, &s);
     if (!merges || w->parts <= 1) return;
-    const merged_columns own = find_columns(&d, w, thread_id());
-    merge_parts(&d, w, &own);
+    /* Blocks that merge the same work tile are numbered like its parts. */
+    const int begin = w->part * THREADS;
+    const merged_columns own = find_columns(&d, w, begin + thread_id());
+    merge_parts(&d, w, begin, (int)gridDim.x / (int)d.attention.tasks * THREADS, &own);
 }

@@ -103,15 +103,17 @@ FA_DEVICE void add_parts(const merged_columns *own, const char *from, int count,
     *row = to;
 }
 
-/* Executed by all threads of a block; each finishes its columns of a row, then those of another row. first: the
- * thread's first columns. A thread finds them before it knows whether its block merges. */
-FA_DEVICE void merge_parts(const fa_decode_params *d, const fa_work *w, const merged_columns *first)
+/* Executed by all threads of a block; each finishes its columns of a row, then those of another row. begin: the
+ * first columns of the block; its first thread's. step: of all blocks that merge the work tile. first: the thread's
+ * first columns. A thread finds them before it knows whether its block merges. */
+FA_DEVICE void merge_parts(const fa_decode_params *d, const fa_work *w, int begin, int step,
+                           const merged_columns *first)
 {
     merged_columns own = *first;
 #pragma unroll 1
-    for (int number = thread_id(); number / 32 * 32 < w->rows * (VALUE_DIM / 4);
-         number += THREADS) {
-        if (number >= THREADS) own = find_columns(d, w, number);
+    for (int number = begin + thread_id(); number / 32 * 32 < w->rows * (VALUE_DIM / 4);
+         number += step) {
+        if (number >= begin + THREADS) own = find_columns(d, w, number);
         merged_row row = {NOTHING_SEEN, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
         const char *from = own.parts;
 #pragma unroll 1

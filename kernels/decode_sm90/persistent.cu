@@ -160,7 +160,7 @@ FA_DEVICE void consume_parts(const pipeline *pipe, const fa_decode_params *d, fl
         }
         if (merges) {
             const merged_columns own = find_columns(d, w, thread_id());
-            merge_parts(d, w, &own);
+            merge_parts(d, w, 0, THREADS, &own);
         }
         sync_consumers(); /* all have read the description, and the factors where queries come */
         ptx_mbarrier_arrive_if(&pipe->state->work_empty[slot_of(n)], thread_id() == 0);

@@ -232,6 +232,7 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
     l->decode.chunks = (int32_t)fa_cuda_count_tiles(group, l->decode.heads);
     l->decode.most_queries = 0;
     l->decode.blocks = 0;
+    l->decode.merges_apart = false;
 }
 
 /*
@@ -425,6 +426,24 @@ static int64_t least_of_parts(const fa_problem *p, const fa_variant *v, int64_t 
     return shorter ? block_keys(v) : least_keys(p, v);
 }
 
+/* How often a block of decode_sm90 needs all its threads to merge a work tile: a thread merges four columns of a row. */
+static int64_t count_merge_turns(const fa_cuda_plan_launch *l)
+{
+    const int64_t rows = (int64_t)l->decode.heads * l->decode.queries;
+    return fa_cuda_count_tiles(rows * fa_variants[l->variant].head_dim / 4, FA_DECODE_SM90_THREADS);
+}
+
+/* Whether a second launch merges the parts of decode_sm90, with as many blocks for a work tile as a single one has turns. That is
+ * faster if there is more than one turn, and all blocks run at once (H200, us, merged by the last block and apart: 8k keys, 8 key/value
+ * heads of 128 columns with 4, 8 and 32 rows 12.8 and 12.8, 14.6 and 12.9, 26.0 and 19.4; 16k keys, 2 heads of 256, 32 rows 46.0 and
+ * 20.5). With several rounds of blocks, others compute while one merges (512 blocks, 32 rows 495.8 and 501.0). */
+static bool merges_apart(const fa_variant *v, const fa_cuda_plan_launch *l, int64_t tasks,
+                         const cut *found, const fa_cuda_device *device)
+{
+    return is_sm90(v) && !is_persistent(v) && found->parts > 1 && count_merge_turns(l) > 1 &&
+           tasks * found->parts <= (int64_t)found->blocks * device->multiprocessors;
+}
+
 /* Cuts for persistent blocks. The last group of a work tile merges its parts, because a second launch
  * would wait for all of them. If there are more work tiles than counters, each has one part. */
 static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l, int64_t tasks)
@@ -447,21 +466,33 @@ static bool has_one_round(const fa_problem *p, const fa_variant *v, int64_t task
     return is_sm90(v) && !is_8bit(v) && !differ && 2 * tasks <= device->multiprocessors;
 }
 
-/* Cuts for one round: the time is that of a block or of the device, whichever reads longer, and that of the last block of a
- * work tile, which merges. Two rounds, or two blocks on a multiprocessor, were never faster (H200, 19 shapes with up to 128
+/* Cuts for one round of blocks with many rows, two on a multiprocessor: a block alone takes longer for a key tile than memory
+ * does. False if there are too few keys (H200, us, 128 and 256 blocks: 4 sequences of 8k keys, 8 key/value heads of 128 columns with
+ * 32 rows each 44.1 and 39.0; of 16k keys, 64 columns, 16 rows 44.8 and 37.7; 2 of 4k keys, 4 heads of 256 columns, 32 rows 19.2 and 18.6). */
+static bool find_cut_of_many_rows(const keys_to_cut *k, const fa_variant *v, cut *found)
+{
+    enum { LEAST_ROWS = 32, LEAST_TILES = 2, BLOCKS_TOGETHER = 2 };
+    const int64_t parts = clamp_parts(BLOCKS_TOGETHER * k->multiprocessors / k->tasks, k->most);
+    if (v->group_rows < LEAST_ROWS || k->keys < LEAST_TILES * parts * v->keys) return false;
+    *found = (cut){parts, BLOCKS_TOGETHER, 0.0};
+    return true;
+}
+
+/* Cuts for one round: the time is that of a block or of the device, whichever reads longer, and that of the blocks
+ * that merge. With few rows, two rounds, or two blocks on a multiprocessor, were never faster (H200, 19 shapes with up to 128
  * parts; us: 8 query heads and 2 key/value heads of 256 columns, 18k keys in 16, 32, 66 and 71 parts 22.7, 17.8, 19.2,
  * 24.4; 8 and one of 128, 32k keys in 32, 64 and 128 parts 18.7, 15.9, 18.9). Above FEW_PARTS,
  * multiples of it are merged fastest. Of equal ones, most parts are best. */
-static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v, int64_t rows)
+static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 {
     const int64_t most = clamp_parts(k->multiprocessors / k->tasks, k->most);
     const int64_t alone = v->head_dim >= WIDE ? FULL_RATE_BLOCKS_WIDE : FULL_RATE_BLOCKS;
-    const int64_t rounds = fa_cuda_count_tiles(rows * v->head_dim / 4, FA_DECODE_SM90_THREADS);
     cut best = {1, 1, INFINITY};
+    if (find_cut_of_many_rows(k, v, &best)) return best;
     for (int64_t parts = k->fewest < most ? k->fewest : most; parts <= most; parts++) {
         if (parts > FEW_PARTS && parts % FEW_PARTS != 0 && parts < most) continue;
         const int64_t blocks = k->tasks * parts < alone ? alone : k->tasks * parts;
-        const int64_t merges = parts > 1 ? rounds * fa_cuda_count_tiles(parts, FEW_PARTS) : 0;
+        const int64_t merges = parts > 1 ? fa_cuda_count_tiles(parts, FEW_PARTS) : 0;
         const double bytes = (double)k->keys / (double)parts * (double)k->key_bytes;
         const double cost = (double)blocks * bytes + (double)(merges * MERGE_BYTES);
         if (cost <= best.cost) best = (cut){parts, 1, cost};
@@ -491,7 +522,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     if (p->batch_invariant || tasks == 0) return best;
     if (fa_cuda_has_own_lengths(p))
         k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.most);
-    if (has_one_round(p, v, tasks, device)) return find_cut_of_one_round(&k, v, (int64_t)rows);
+    if (has_one_round(p, v, tasks, device)) return find_cut_of_one_round(&k, v);
     if (is_sm90(v)) k.part_bytes = (int64_t)(2 * rows * row_floats(v) * sizeof(float));
     try_cuts(&k, fitting, &best);
     if (fitting == 3 && !p->block_table && !is_sm90(v)) try_cuts(&k, 2, &best);
@@ -563,6 +594,13 @@ fa_decode_divisors fa_cuda_decode_divisors(const fa_problem *p, const fa_cuda_pl
                                 .group = (int32_t)(p->heads_q / p->heads_kv)};
 }
 
+uint32_t fa_cuda_decode_merge_grid(const fa_cuda_plan_launch *l)
+{
+    const fa_variant *v = &fa_variants[l->variant];
+    if (is_persistent(v)) return l->grid;
+    return fa_cuda_grid(l->tasks * (is_sm90(v) ? count_merge_turns(l) : 1));
+}
+
 static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                        const fa_cuda_call *call, void *more, int step, int32_t counters,
                        fa_cuda_fault *fault)
@@ -570,7 +608,10 @@ static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     fa_decode_params params;
     fa_cuda_plan_launch now = *l;
     fa_cuda_set_decode_params(call->problem, l, step, counters, &params);
-    if (step == FA_DECODE_MERGE && l->decode.blocks == 0) now.grid = fa_cuda_grid(l->tasks);
+    if (step == FA_DECODE_MERGE) {
+        now.grid = fa_cuda_decode_merge_grid(l);
+        if (is_sm90(&fa_variants[l->variant])) now.smem_bytes = 0;
+    }
     return fa_cuda_queue(kernel, plan, &now, call->stream, (void *[]){&params, more}, fault);
 }
 
@@ -584,9 +625,9 @@ static int64_t most_counted(const fa_variant *v)
     return is_persistent(v) ? FA_DECODE_SM90_COUNTERS : FA_DECODE_COUNTERS;
 }
 
-/* One launch if there are enough counters for its work tiles: the last block of each then merges its
- * parts. Otherwise a second launch merges them, with the same result. Persistent blocks also take parts
- * by a counter; without one their schedule is static. */
+/* One launch if the last block of each work tile merges its parts, for which there must be counters.
+ * Otherwise a second launch merges them, with the same result. Persistent blocks also take parts by a
+ * counter; without one their schedule is static. */
 bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                           const fa_cuda_call *call, void *more, fa_cuda_fault *fault)
 {
@@ -595,7 +636,7 @@ bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_
     fa_cuda_counter counters = {-1, NULL};
     if (!merges && !is_persistent(v))
         return queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, 0, fault);
-    if (!merges || l->tasks <= most_counted(v))
+    if (!l->decode.merges_apart && (!merges || l->tasks <= most_counted(v)))
         counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
     const bool counted = counters.number >= 0 && counters.number < count_sets(v);
     const int32_t set = counted ? counters.number : -1;
@@ -677,6 +718,7 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
         return false;
     }
     int blocks = found.blocks;
+    l->decode.merges_apart = merges_apart(v, l, tasks, &found, device);
     if (is_sm90(v)) { /* fewer blocks have more stages each */
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);
@@ -755,11 +797,25 @@ static bool is_slower_than_sm90(const fa_problem *p, const fa_cuda_device *devic
     return fa_cuda_forward_sm90.plan(p, device, &other, NULL, 0);
 }
 
-/* fa_forward gives no reason if these kernels refuse many queries: that is plain. */
-bool fa_cuda_is_decode_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
-                              size_t size)
+static int64_t most_rows(const fa_problem *p)
 {
-    if (p->pass == FA_PASS_FORWARD && refuse_queries(p, MOST_FORWARD_ROWS, NULL, 0)) return true;
+    return p->pass == FA_PASS_DECODE ? MOST_DECODE_ROWS : MOST_FORWARD_ROWS;
+}
+
+/* With few work tiles of many keys, decode_sm90 takes more rows, in two work tiles that read the same keys: its parts are smaller
+ * than those of forward_sm90_split, whose query tiles have 128 rows (H200, us: 7k keys, 2 sequences of 4 key/value heads with 56 rows 22.3
+ * and 19.0; 4k keys, 4 sequences of a head of 64 columns with 40 rows 14.3 and 10.1; 550 keys, 4 of 8 heads with 56 rows 18.3 and 16.3). */
+int64_t fa_cuda_most_decode_sm90_rows(const fa_problem *p, const fa_cuda_device *device)
+{
+    enum { ROWS = 64, LEAST_N_K = 512, LEAST_PARTS = 4 };
+    const bool few = !p->batch_invariant && !p->cu_seqlens_q && p->n_k >= LEAST_N_K &&
+                     LEAST_PARTS * p->batch * p->heads_kv <= device->multiprocessors;
+    return p->pass == FA_PASS_FORWARD && few ? ROWS : most_rows(p);
+}
+
+static bool has_no_need_of_parts(const fa_problem *p, const fa_cuda_device *device, char *why,
+                                 size_t size)
+{
     if (!is_slower_than_sm90(p, device)) return false;
     fa_cuda_say(why, size,
                 "%" PRId64 " sequences with %" PRId64
@@ -768,24 +824,28 @@ bool fa_cuda_is_decode_slower(const fa_problem *p, const fa_cuda_device *device,
     return true;
 }
 
+/* fa_forward gives no reason if these kernels refuse many queries: that is plain. */
+bool fa_cuda_is_decode_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
+                              size_t size)
+{
+    if (p->pass == FA_PASS_FORWARD && refuse_queries(p, MOST_FORWARD_ROWS, NULL, 0)) return true;
+    return has_no_need_of_parts(p, device, why, size);
+}
+
 bool fa_cuda_is_decode_sm90_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
                                    size_t size)
 {
-    const bool many = p->pass == FA_PASS_FORWARD && refuse_queries(p, MOST_FORWARD_ROWS, NULL, 0);
+    const int64_t most = fa_cuda_most_decode_sm90_rows(p, device);
+    if (p->pass == FA_PASS_FORWARD && refuse_queries(p, most, NULL, 0)) return true;
     const bool is_long = p->n_k >= LONG_BYTES / (2 * (p->d + p->d_v));
-    return many || (!is_long && fa_cuda_is_decode_slower(p, device, why, size));
-}
-
-int64_t fa_cuda_most_decode_rows(const fa_problem *p)
-{
-    return p->pass == FA_PASS_DECODE ? MOST_DECODE_ROWS : MOST_FORWARD_ROWS;
+    return !is_long && has_no_need_of_parts(p, device, why, size);
 }
 
 static bool plan_decode(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size)
 {
     const bool latent = p->pass == FA_PASS_DECODE && fa_cuda_is_latent(p);
-    const int64_t most = latent ? MOST_LATENT_ROWS : fa_cuda_most_decode_rows(p);
+    const int64_t most = latent ? MOST_LATENT_ROWS : most_rows(p);
     return fa_cuda_plan_decode(p, device, most, plan, why, size);
 }
 

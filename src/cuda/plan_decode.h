@@ -26,8 +26,8 @@ bool fa_cuda_is_decode_slower(const fa_problem *problem, const fa_cuda_device *d
  * vectors: then they are read once. */
 bool fa_cuda_is_latent(const fa_problem *problem);
 
-/* The number of rows that decode_sm80 and decode_sm90 take; most_rows as above. */
-int64_t fa_cuda_most_decode_rows(const fa_problem *problem);
+/* The number of rows that decode_sm90 takes; most_rows as above. */
+int64_t fa_cuda_most_decode_sm90_rows(const fa_problem *problem, const fa_cuda_device *device);
 
 /* Queries of a sequence times query heads of a group; for packed sequences the average. */
 int64_t fa_cuda_count_decode_rows(const fa_problem *problem);
@@ -70,6 +70,9 @@ bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_
 /* Reciprocals for a launch of a kernel that finds its work by them. */
 fa_decode_divisors fa_cuda_decode_divisors(const fa_problem *problem,
                                            const fa_cuda_plan_launch *launch);
+
+/* The blocks of FA_DECODE_MERGE. */
+uint32_t fa_cuda_decode_merge_grid(const fa_cuda_plan_launch *launch);
 
 /* Every field is written. step: FA_DECODE_...; counters: the set's number, for FA_DECODE_LAST. */
 void fa_cuda_set_decode_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,

@@ -122,7 +122,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
                       char *why, size_t size)
 {
     if (refuse_cache(p, why, size) ||
-        fa_cuda_refuse_decode(p, fa_cuda_most_decode_rows(p), why, size) ||
+        fa_cuda_refuse_decode(p, fa_cuda_most_decode_sm90_rows(p, device), why, size) ||
         refuse_rows(p, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = fa_cuda_find_decode_sm90(p);

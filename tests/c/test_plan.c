@@ -8,6 +8,7 @@
 #include "cuda/parameters.h"
 #include "cuda/family.h"
 #include "cuda/plan_decode_latent_sm90.h"
+#include "cuda/plan_decode.h"
 #include "cuda/plan_decode_sm90.h"
 #include "cuda/plan_sm90.h"
 #include "flashattn.h"
@@ -852,7 +853,7 @@ static void test_decode_refusals(void)
     other[1].d = 257;
     set_dtype(&other[2], FA_FLOAT32);
     other[3].n_q = other[3].rows_q = 33;
-    other[4].pass = FA_PASS_FORWARD, other[4].n_q = other[4].rows_q = 9;
+    other[4].pass = FA_PASS_FORWARD, other[4].n_q = other[4].rows_q = 17;
     other[5].d = 192, other[5].alibi_slopes = slopes;
     other[6].d_v = 130, other[6].bias.data = (char *)slopes;
     other[7].d_v = 130, other[7].mask.data = (char *)slopes;
@@ -862,7 +863,7 @@ static void test_decode_refusals(void)
         "the head dim is 257, above 256",
         "q.dtype is float32",
         "q has 33 queries a sequence and 4 heads for each of k: expected at most 128 in all",
-        "q has 9 queries a sequence and 4 heads for each of k: expected at most 32 in all",
+        "q has 17 queries a sequence and 4 heads for each of k: expected at most 32 in all",
         "the head dim is 192 with options.alibi_slopes, above 128",
         "the head dim is 130 with options.bias, above 128",
         "the head dim is 130 with options.mask, above 128",
@@ -1264,6 +1265,42 @@ static void check_decode_sm90(const fa_problem *p, const decode_case *x, int box
     CHECK(params.stages == x->stages && params.box_rows == box_rows,
           "case %d: %d stages, boxes of %d rows", number, (int)params.stages, (int)params.box_rows);
     CHECK(plan_of(p, &devices[H200]).family == &fa_cuda_decode_sm90, "case %d unasked", number);
+}
+
+/* Parts of decode_sm90 are merged by a second launch if that takes more than one turn of a block's threads, and all blocks run
+ * at once. Its blocks share the rows of a work tile. */
+static void test_decode_sm90_merge(void)
+{
+    static const struct {
+        int64_t batch, heads, heads_kv, n_q, keys, dim;
+        bool apart;
+        int64_t tasks, parts, merge_blocks; /* for a work tile */
+    } cases[] = {
+        {1, 32, 8, 1, 8192, 128, false, 8, 16, 1},   {1, 64, 8, 1, 8192, 128, true, 8, 16, 2},
+        {1, 32, 8, 8, 8192, 128, true, 8, 32, 7},    {64, 32, 8, 8, 8192, 128, false, 512, 1, 7},
+        {4, 32, 8, 8, 8192, 128, true, 32, 8, 7},    {16, 16, 2, 1, 16384, 256, true, 32, 4, 4},
+        {4, 16, 4, 5, 730, 256, true, 16, 8, 8},     {2, 16, 4, 14, 6946, 128, true, 16, 16, 7},
+        {4, 32, 8, 8, 256, 128, true, 32, 4, 7},     {4, 32, 8, 8, 64, 128, false, 32, 1, 7},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_cached(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys,
+                                   cases[i].dim, FA_BFLOAT16);
+        p.pass = FA_PASS_FORWARD;
+        p.n_q = p.rows_q = cases[i].n_q;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        CHECK(plan.family == &fa_cuda_decode_sm90 && plan.count == 1, "case %d: %s", (int)i,
+              name_of(&plan));
+        CHECK(l->tasks == cases[i].tasks && l->decode.parts == cases[i].parts,
+              "case %d: %d work tiles, %d parts", (int)i, (int)l->tasks, (int)l->decode.parts);
+        CHECK(l->decode.merges_apart == cases[i].apart, "case %d: merges", (int)i);
+        CHECK(fa_cuda_decode_merge_grid(l) == cases[i].tasks * cases[i].merge_blocks,
+              "case %d: %u blocks merge", (int)i, fa_cuda_decode_merge_grid(l));
+        p.batch_invariant = true; /* then the family must not depend on the batch */
+        const bool few = cases[i].heads / cases[i].heads_kv * cases[i].n_q <= 32;
+        CHECK((plan_of(&p, &devices[H200]).family == &fa_cuda_decode_sm90) == few,
+              "case %d: batch-invariant", (int)i);
+    }
 }
 
 /* Few queries over many keys on Hopper, by TMA. */
@@ -1671,6 +1708,7 @@ int main(void)
     test_decode_latent_sm90();
     test_workspace_without_data();
     test_reciprocals();
+    test_decode_sm90_merge();
     test_decode_sm90();
     test_decode_sm90_bytes();
     test_decode_is_slower();

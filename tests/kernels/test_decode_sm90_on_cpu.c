@@ -99,10 +99,9 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .parameters = &both,
                     .units = &hopper_units,
                     .overlaps = l->overlaps,
-                    .grid = step == FA_DECODE_MERGE && l->decode.blocks == 0 ? (unsigned)l->tasks
-                                                                             : l->grid,
+                    .grid = step == FA_DECODE_MERGE ? fa_cuda_decode_merge_grid(l) : l->grid,
                     .threads = l->threads,
-                    .smem_bytes = l->smem_bytes};
+                    .smem_bytes = step == FA_DECODE_MERGE ? 0 : l->smem_bytes};
     if (l->decode.blocks > 0) run.together = 1 + (unsigned)(m->number / 3 % 3);
     run.warps_multiply = m->otherwise;
     vary_run(&run, m->number, m->otherwise, run.threads / 32 - 1); /* the producer */
@@ -144,7 +143,7 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *plann
     const fa_cuda_plan_launch *l = &now;
     if (m->persistent || all_persistent) make_persistent(m->number, p, &now);
     begin_workspace(&m->memory, p, l->workspace_bytes);
-    if (m->two_launches && l->decode.parts > 1) {
+    if ((m->two_launches || l->decode.merges_apart) && l->decode.parts > 1) {
         launch(m, p, l, FA_DECODE_STORE);
         launch(m, p, l, FA_DECODE_MERGE);
     } else launch(m, p, l, FA_DECODE_LAST);
