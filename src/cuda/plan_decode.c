@@ -32,10 +32,10 @@ enum { ROUND_BYTES = 256 << 10 };
  * first (measured). */
 enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
 
-/* For decode_sm90: the smallest number of blocks on a multiprocessor for which cuts are tried. If
- * lengths are unknown and may differ, a single block could have all keys of the longest sequence. With
- * 8-bit caches, the warps of a single block would convert a tile only as fast as memory delivers it. */
-enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2, FEWEST_BLOCKS_8BIT = 2 };
+/* For decode_sm90: the smallest number of blocks on a multiprocessor for which cuts are tried. With few work tiles whose
+ * lengths are unknown, a single block could have all keys of the longest sequence. With 8-bit caches, the warps of a
+ * single block would convert a tile only as fast as memory delivers it. */
+enum { FEWEST_BLOCKS = 2 };
 
 /* Parts of a group of a persistent block, if there are enough keys, so that groups end together. */
 enum { PARTS_OF_GROUP = 6 };
@@ -305,6 +305,7 @@ typedef struct keys_to_cut {
     int64_t keys, most, fewest;    /* keys of a task; parts, at most and at least */
     int64_t key_bytes, part_bytes; /* of a key and its value; of a part's sums, if they count */
     int multiprocessors;
+    int64_t merge_turns; /* of a block of decode_sm90 */
     bool grows; /* a block has as much more on its way as there are fewer of a multiprocessor */
 } keys_to_cut;
 
@@ -426,24 +427,6 @@ static int64_t least_of_parts(const fa_problem *p, const fa_variant *v, int64_t 
     return shorter ? block_keys(v) : least_keys(p, v);
 }
 
-/* How often a block of decode_sm90 needs all its threads to merge a work tile: a thread merges four columns of a row. */
-static int64_t count_merge_turns(const fa_cuda_plan_launch *l)
-{
-    const int64_t rows = (int64_t)l->decode.heads * l->decode.queries;
-    return fa_cuda_count_tiles(rows * fa_variants[l->variant].head_dim / 4, FA_DECODE_SM90_THREADS);
-}
-
-/* Whether a second launch merges the parts of decode_sm90, with as many blocks for a work tile as a single one has turns. That is
- * faster if there is more than one turn, and all blocks run at once (H200, us, merged by the last block and apart: 8k keys, 8 key/value
- * heads of 128 columns with 4, 8 and 32 rows 12.8 and 12.8, 14.6 and 12.9, 26.0 and 19.4; 16k keys, 2 heads of 256, 32 rows 46.0 and
- * 20.5). With several rounds of blocks, others compute while one merges (512 blocks, 32 rows 495.8 and 501.0). */
-static bool merges_apart(const fa_variant *v, const fa_cuda_plan_launch *l, int64_t tasks,
-                         const cut *found, const fa_cuda_device *device)
-{
-    return is_sm90(v) && !is_persistent(v) && found->parts > 1 && count_merge_turns(l) > 1 &&
-           tasks * found->parts <= (int64_t)found->blocks * device->multiprocessors;
-}
-
 /* Cuts for persistent blocks. The last group of a work tile merges its parts, because a second launch
  * would wait for all of them. If there are more work tiles than counters, each has one part. */
 static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l, int64_t tasks)
@@ -457,13 +440,93 @@ static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l
                  .blocks = 1};
 }
 
-/* Whether one round of blocks of decode_sm90 is best, with a block on each multiprocessor: there are few work tiles, and their
- * lengths are the same as far as the host knows. */
-static bool has_one_round(const fa_problem *p, const fa_variant *v, int64_t tasks,
-                          const fa_cuda_device *device)
+/* How often a block of decode_sm90 needs all its threads to merge a work tile: a thread merges four columns of a row. */
+static int64_t count_merge_turns(const fa_cuda_plan_launch *l)
 {
-    const bool differ = p->batch > 1 && fa_cuda_has_own_lengths(p);
-    return is_sm90(v) && !is_8bit(v) && !differ && 2 * tasks <= device->multiprocessors;
+    const int64_t rows = (int64_t)l->decode.heads * l->decode.queries;
+    return fa_cuda_count_tiles(rows * fa_variants[l->variant].head_dim / 4, FA_DECODE_SM90_THREADS);
+}
+
+/* Whether a second launch merges the parts of decode_sm90 in 16 bits, with as many blocks for a work tile as a single one has turns. That
+ * is faster if there is more than one turn (H200, us, merged by the last block and apart: 8k keys, 8 key/value heads of 128 columns
+ * with 4, 8 and 32 rows 12.8 and 12.8, 14.6 and 12.9, 26.0 and 19.4; 16k keys, 2 heads of 256, 32 rows 46.0 and 20.5). */
+static bool merges_apart(const fa_variant *v, const fa_cuda_plan_launch *l, int64_t parts)
+{
+    return is_sm90(v) && !is_8bit(v) && !is_persistent(v) && parts > 1 && count_merge_turns(l) > 1;
+}
+
+/* Up to so many work tiles of decode_sm90 have their keys cut for one round of blocks. */
+enum { MOST_FEW_TASKS = 16 };
+
+/* ns of a key tile, for a block of decode_sm90 that has two neighbouring multiprocessors for itself (H200), beside few
+ * others. */
+static double tile_ns_alone(const fa_variant *v)
+{
+    const bool many_rows = v->group_rows > 8;
+    if (v->head_dim <= 64) return many_rows ? 1130.0 : 700.0;
+    if (v->head_dim <= 128) return many_rows ? 910.0 : 610.0;
+    return many_rows ? 1120.0 : 870.0;
+}
+
+/* Bytes of an H200's memory in a ns, for the whole device and for each pair of multiprocessors: they share a way to the L2 cache. */
+static const double device_rate = 4700.0, pair_rate = 76.0;
+
+/*
+ * The time of some parts of many work tiles by decode_sm90, in ns, with two blocks on a multiprocessor. Full rounds of blocks read
+ * at the rate of memory. In the only round, blocks are spread over pairs of multiprocessors, then over multiprocessors, and a pair
+ * with more blocks than the others determines the time. In a last round, the fewer blocks are left, the faster each of them is. With 21 numbers
+ * of work tiles (20 to 520), six kernels and three numbers of keys on an H200, the parts that this chooses take 1.016 times as long as the
+ * best of up to 15 others in the geometric mean; the rule before it 1.106, and up to 1.65.
+ */
+static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t parts)
+{
+    enum {
+        ROUND_NS = 2000,
+        ROUND_NS_MANY_ROWS = 5000,
+        LAUNCH_NS = 2000,
+        LAST_BLOCK_NS = 800,
+        TURN_NS = 500,
+        SUMS_NS = 1000
+    };
+    const double loaded = 0.2; /* more time for a tile, where each multiprocessor has a block */
+    const int64_t multiprocessors = k->multiprocessors, room = 2 * multiprocessors;
+    const int64_t blocks = k->tasks * parts, full = blocks / room, left = blocks % room;
+    const int64_t tiles = fa_cuda_count_tiles(fa_cuda_count_tiles(k->keys, v->keys), parts);
+    const double bytes = (double)k->key_bytes * v->keys, alone = tile_ns_alone(v);
+    const double of_full = (double)room * bytes / device_rate;
+    const bool many_rows = v->group_rows > 8;
+    const double share = (double)left / (double)room;
+    double of_left = 0.0;
+    if (left > 0 && full > 0) {
+        of_left = of_full > alone ? alone + (of_full - alone) * share : alone;
+    } else if (left > 0) {
+        const int of_pair = 2 * left <= multiprocessors ? 1 : left <= multiprocessors ? 2 : 4;
+        const double of_one = alone * (1.0 + loaded * fmin(1.0, 2.0 * share));
+        of_left = fmax(fmax(of_one, of_full * share), of_pair * bytes / pair_rate);
+    }
+    double ns = (double)tiles * ((double)full * of_full + of_left);
+    ns += (double)((full + (left > 0)) * (many_rows ? ROUND_NS_MANY_ROWS : ROUND_NS));
+    if (parts == 1) return ns;
+    ns += (double)(k->merge_turns > 1 ? LAUNCH_NS : LAST_BLOCK_NS);
+    ns += (double)(TURN_NS * fa_cuda_count_tiles(parts, FEW_PARTS));
+    if (many_rows) ns += (double)(SUMS_NS * blocks) / (double)room;
+    return ns;
+}
+
+/* Cuts for many work tiles of decode_sm90: parts whose blocks just fill a block for each pair of multiprocessors, for each of them,
+ * or some rounds with two. differ: lengths are unknown; then fewer than two on each are not tried. */
+static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, bool differ)
+{
+    static const int halves[] = {0,  1,  2,  4, 8,
+                                 12, 16, 20, 24}; /* of the device's multiprocessors */
+    cut best = {1, 2, INFINITY};
+    for (size_t i = differ ? 3 : 0; i < sizeof halves / sizeof halves[0]; i++) {
+        const int64_t fitting = clamp_parts(halves[i] * k->multiprocessors / 2 / k->tasks, k->most);
+        const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
+        const double ns = rounds_ns(k, v, parts);
+        if (ns < best.cost) best = (cut){parts, 2, ns};
+    }
+    return best;
 }
 
 /* Cuts for one round of blocks with many rows, two on a multiprocessor: a block alone takes longer for a key tile than memory
@@ -515,6 +578,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                      .fewest = 1,
                      .key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v)),
                      .multiprocessors = device->multiprocessors,
+                     .merge_turns = is_sm90(v) ? count_merge_turns(l) : 1,
                      .grows = is_sm90(v)};
     cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
@@ -522,15 +586,15 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     if (p->batch_invariant || tasks == 0) return best;
     if (fa_cuda_has_own_lengths(p))
         k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.most);
-    if (has_one_round(p, v, tasks, device)) return find_cut_of_one_round(&k, v);
+    if (is_sm90(v) && !is_8bit(v)) {
+        const bool differ = p->batch > 1 && fa_cuda_has_own_lengths(p);
+        if (tasks > MOST_FEW_TASKS) return find_cut_of_rounds(&k, v, differ);
+        if (!differ) return find_cut_of_one_round(&k, v);
+    }
     if (is_sm90(v)) k.part_bytes = (int64_t)(2 * rows * row_floats(v) * sizeof(float));
     try_cuts(&k, fitting, &best);
     if (fitting == 3 && !p->block_table && !is_sm90(v)) try_cuts(&k, 2, &best);
-    const bool differ = p->batch > 1 && fa_cuda_has_own_lengths(p);
-    const int last = differ       ? FEWEST_BLOCKS_OWN_LENGTHS
-                     : is_8bit(v) ? FEWEST_BLOCKS_8BIT
-                                  : FEWEST_BLOCKS;
-    for (int blocks = fitting - 1; is_sm90(v) && blocks >= last; blocks--)
+    for (int blocks = fitting - 1; is_sm90(v) && blocks >= FEWEST_BLOCKS; blocks--)
         try_cuts(&k, blocks, &best);
     return best;
 }
@@ -718,7 +782,7 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
         return false;
     }
     int blocks = found.blocks;
-    l->decode.merges_apart = merges_apart(v, l, tasks, &found, device);
+    l->decode.merges_apart = merges_apart(v, l, found.parts);
     if (is_sm90(v)) { /* fewer blocks have more stages each */
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);
@@ -807,9 +871,12 @@ static int64_t most_rows(const fa_problem *p)
  * and 19.0; 4k keys, 4 sequences of a head of 64 columns with 40 rows 14.3 and 10.1; 550 keys, 4 of 8 heads with 56 rows 18.3 and 16.3). */
 int64_t fa_cuda_most_decode_sm90_rows(const fa_problem *p, const fa_cuda_device *device)
 {
-    enum { ROWS = 64, LEAST_N_K = 512, LEAST_PARTS = 4 };
+    enum { ROWS = 64, LEAST_N_K = 512, LONG = 2048, LEAST_PARTS = 4 };
+    const int64_t m = device->multiprocessors, heads = p->batch * p->heads_q;
+    const bool suits_others =
+        p->n_k < LONG && 2 * heads > m && heads <= m; /* a block for each head */
     const bool few = !p->batch_invariant && !p->cu_seqlens_q && p->n_k >= LEAST_N_K &&
-                     LEAST_PARTS * p->batch * p->heads_kv <= device->multiprocessors;
+                     !suits_others && LEAST_PARTS * p->batch * p->heads_kv <= m;
     return p->pass == FA_PASS_FORWARD && few ? ROWS : most_rows(p);
 }
 
