@@ -440,6 +440,9 @@ static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l
                  .blocks = 1};
 }
 
+/* Whether the launch that only merges needs no shared memory, and may have several blocks for a work tile. */
+static bool merges_in_turns(const fa_variant *v) { return is_sm90(v) && !is_persistent(v); }
+
 /* How often a block of decode_sm90 needs all its threads to merge a work tile: a thread merges four columns of a row. */
 static int64_t count_merge_turns(const fa_cuda_plan_launch *l)
 {
@@ -452,7 +455,7 @@ static int64_t count_merge_turns(const fa_cuda_plan_launch *l)
  * with 4, 8 and 32 rows 12.8 and 12.8, 14.6 and 12.9, 26.0 and 19.4; 16k keys, 2 heads of 256, 32 rows 46.0 and 20.5). */
 static bool merges_apart(const fa_variant *v, const fa_cuda_plan_launch *l, int64_t parts)
 {
-    return is_sm90(v) && !is_8bit(v) && !is_persistent(v) && parts > 1 && count_merge_turns(l) > 1;
+    return merges_in_turns(v) && !is_8bit(v) && parts > 1 && count_merge_turns(l) > 1;
 }
 
 /* Up to so many work tiles of decode_sm90 have their keys cut for one round of blocks. */
@@ -662,7 +665,7 @@ uint32_t fa_cuda_decode_merge_grid(const fa_cuda_plan_launch *l)
 {
     const fa_variant *v = &fa_variants[l->variant];
     if (is_persistent(v)) return l->grid;
-    return fa_cuda_grid(l->tasks * (is_sm90(v) ? count_merge_turns(l) : 1));
+    return fa_cuda_grid(l->tasks * (merges_in_turns(v) ? count_merge_turns(l) : 1));
 }
 
 static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
@@ -674,7 +677,7 @@ static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     fa_cuda_set_decode_params(call->problem, l, step, counters, &params);
     if (step == FA_DECODE_MERGE) {
         now.grid = fa_cuda_decode_merge_grid(l);
-        if (is_sm90(&fa_variants[l->variant])) now.smem_bytes = 0;
+        if (merges_in_turns(&fa_variants[l->variant])) now.smem_bytes = 0;
     }
     return fa_cuda_queue(kernel, plan, &now, call->stream, (void *[]){&params, more}, fault);
 }

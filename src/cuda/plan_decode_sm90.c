@@ -172,5 +172,6 @@ const fa_cuda_family fa_cuda_decode_sm90 = {
     .oldest = 90,
     .newest = 90,
     .slower = fa_cuda_is_decode_sm90_slower,
+    .without_workspace = &fa_cuda_forward_sm90,
     .plan = plan_sm90,
 };

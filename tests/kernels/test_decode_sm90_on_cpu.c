@@ -101,7 +101,8 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .overlaps = l->overlaps,
                     .grid = step == FA_DECODE_MERGE ? fa_cuda_decode_merge_grid(l) : l->grid,
                     .threads = l->threads,
-                    .smem_bytes = step == FA_DECODE_MERGE ? 0 : l->smem_bytes};
+                    .smem_bytes =
+                        step == FA_DECODE_MERGE && l->decode.blocks == 0 ? 0 : l->smem_bytes};
     if (l->decode.blocks > 0) run.together = 1 + (unsigned)(m->number / 3 % 3);
     run.warps_multiply = m->otherwise;
     vary_run(&run, m->number, m->otherwise, run.threads / 32 - 1); /* the producer */
