@@ -32,9 +32,8 @@ enum { ROUND_BYTES = 256 << 10 };
  * first (measured). */
 enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
 
-/* For decode_sm90: the smallest number of blocks on a multiprocessor for which cuts are tried. With few work tiles whose
- * lengths are unknown, a single block could have all keys of the longest sequence. With 8-bit caches, the warps of a
- * single block would convert a tile only as fast as memory delivers it. */
+/* For few work tiles of decode_sm90 whose lengths are unknown: the smallest number of blocks on a multiprocessor for which cuts are
+ * tried. A single block could have all keys of the longest sequence. */
 enum { FEWEST_BLOCKS = 2 };
 
 /* Parts of a group of a persistent block, if there are enough keys, so that groups end together. */
@@ -450,12 +449,12 @@ static int64_t count_merge_turns(const fa_cuda_plan_launch *l)
     return fa_cuda_count_tiles(rows * fa_variants[l->variant].head_dim / 4, FA_DECODE_SM90_THREADS);
 }
 
-/* Whether a second launch merges the parts of decode_sm90 in 16 bits, with as many blocks for a work tile as a single one has turns. That
+/* Whether a second launch merges the parts of decode_sm90, with as many blocks for a work tile as a single one has turns. That
  * is faster if there is more than one turn (H200, us, merged by the last block and apart: 8k keys, 8 key/value heads of 128 columns
  * with 4, 8 and 32 rows 12.8 and 12.8, 14.6 and 12.9, 26.0 and 19.4; 16k keys, 2 heads of 256, 32 rows 46.0 and 20.5). */
 static bool merges_apart(const fa_variant *v, const fa_cuda_plan_launch *l, int64_t parts)
 {
-    return merges_in_turns(v) && !is_8bit(v) && parts > 1 && count_merge_turns(l) > 1;
+    return merges_in_turns(v) && parts > 1 && count_merge_turns(l) > 1;
 }
 
 /* Up to so many work tiles of decode_sm90 have their keys cut for one round of blocks. */
@@ -466,6 +465,11 @@ enum { MOST_FEW_TASKS = 16 };
 static double tile_ns_alone(const fa_variant *v)
 {
     const bool many_rows = v->group_rows > 8;
+    const double of_int8 = 1.5; /* by instructions, not measured */
+    if (is_8bit(v)) {
+        const double ns = v->head_dim > 128 ? 1330.0 : many_rows ? 1000.0 : 880.0;
+        return v->cache == FA_ELEMENT_INT8 ? of_int8 * ns : ns;
+    }
     if (v->head_dim <= 64) return many_rows ? 1130.0 : 700.0;
     if (v->head_dim <= 128) return many_rows ? 910.0 : 610.0;
     return many_rows ? 1120.0 : 870.0;
@@ -479,7 +483,7 @@ static const double device_rate = 4700.0, pair_rate = 76.0;
  * at the rate of memory. In the only round, blocks are spread over pairs of multiprocessors, then over multiprocessors, and a pair
  * with more blocks than the others determines the time. In a last round, the fewer blocks are left, the faster each of them is. With 21 numbers
  * of work tiles (20 to 520), six kernels and three numbers of keys on an H200, the parts that this chooses take 1.016 times as long as the
- * best of up to 15 others in the geometric mean; the rule before it 1.106, and up to 1.65.
+ * best of up to 15 others in the geometric mean (8 bits: 1.027); the rule before it 1.106 (1.062), and up to 1.65.
  */
 static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t parts)
 {
@@ -491,17 +495,18 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t parts
         TURN_NS = 500,
         SUMS_NS = 1000
     };
-    const double loaded = 0.2; /* more time for a tile, where each multiprocessor has a block */
+    const double loaded = 0.2;   /* more time for a tile, where each multiprocessor has a block, */
+    const double together = 0.3; /* and where each has two, if memory is not the limit */
     const int64_t multiprocessors = k->multiprocessors, room = 2 * multiprocessors;
     const int64_t blocks = k->tasks * parts, full = blocks / room, left = blocks % room;
     const int64_t tiles = fa_cuda_count_tiles(fa_cuda_count_tiles(k->keys, v->keys), parts);
     const double bytes = (double)k->key_bytes * v->keys, alone = tile_ns_alone(v);
-    const double of_full = (double)room * bytes / device_rate;
+    const double of_full = fmax((double)room * bytes / device_rate, alone * (1.0 + together));
     const bool many_rows = v->group_rows > 8;
     const double share = (double)left / (double)room;
     double of_left = 0.0;
     if (left > 0 && full > 0) {
-        of_left = of_full > alone ? alone + (of_full - alone) * share : alone;
+        of_left = alone + (of_full - alone) * share;
     } else if (left > 0) {
         const int of_pair = 2 * left <= multiprocessors ? 1 : left <= multiprocessors ? 2 : 4;
         const double of_one = alone * (1.0 + loaded * fmin(1.0, 2.0 * share));
@@ -589,7 +594,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     if (p->batch_invariant || tasks == 0) return best;
     if (fa_cuda_has_own_lengths(p))
         k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.most);
-    if (is_sm90(v) && !is_8bit(v)) {
+    if (is_sm90(v)) {
         const bool differ = p->batch > 1 && fa_cuda_has_own_lengths(p);
         if (tasks > MOST_FEW_TASKS) return find_cut_of_rounds(&k, v, differ);
         if (!differ) return find_cut_of_one_round(&k, v);
