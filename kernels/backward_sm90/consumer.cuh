@@ -41,6 +41,14 @@ FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use)
 {
 #if CHAINED
     pass_dq(pipe, c, use);
+#elif ROUNDING
+    const block_work *w = work_of(pipe);
+    if (!is_last_share(w, use)) {
+        store_dq_columns(c, use);
+        return;
+    }
+    if (gets_sums(w, use)) add_loaded_dq(c);
+    store_rounded_dq(c, find_dq_row(pipe, c->number));
 #else
     (void)pipe;
     store_dq_columns(c, use);

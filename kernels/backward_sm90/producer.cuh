@@ -12,6 +12,7 @@
 #include "backward_sm90/dbias_sums.cuh"
 #include "backward_sm90/keys.cuh"
 #include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/rounding.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/x2.cuh"
 #include "ptx/barrier.cuh"
@@ -824,6 +825,42 @@ FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, co
     ptx_bulk_commit();
 }
 
+#if ROUNDING
+
+/* Loads the sums of the other shares into the consumers' buffers, which the use before has left. This
+ * warp has served a use before that, so it waits for none of its barriers a phase too early. */
+FA_DEVICE void load_sums(const pipeline *pipe, const fa_backward_params *p,
+                         const fa_backward_sm90_params *s, int64_t number, int use)
+{
+    shared_state *state = pipe->state;
+#pragma unroll 1
+    for (int c = 0; c < CONSUMERS; c++) {
+        char *to = pipe->buffers + DQ_AT + c * DQ_PART;
+        ptx_mbarrier_wait(dq_full(state, c, use - 1), dq_full_parity(use - 1));
+        ptx_mbarrier_wait(dq_empty(state, c, use), (use & 1) ^ 1);
+        if (!p->dq.data) {
+            ptx_mbarrier_arrive(&state->dq_loaded[c]);
+            continue;
+        }
+        ptx_mbarrier_arrive_expect(&state->dq_loaded[c], DQ_PART);
+        ptx_bulk_load(to, sums_at(s, number, c), &state->dq_loaded[c], DQ_PART);
+    }
+}
+
+/* Waits for a consumer's rounded rows and stores them. */
+FA_DEVICE void put_rows(const pipeline *pipe, const fa_backward_sm90_params *s,
+                        const tile_cursor *at, int consumer, int use, bool stores)
+{
+    const fa_tile *t = &work_of(pipe)->sequence;
+    ptx_mbarrier_wait(dq_full(pipe->state, consumer, use), dq_full_parity(use));
+    if (!stores) return;
+    ptx_tma_store_4d(&s->dq, dq_at(pipe, consumer, use), consumer * DQ_COLUMNS, at->tile * QUERIES,
+                     (int)t->head + at->head, (int)t->block_q);
+    ptx_bulk_commit();
+}
+
+#endif
+
 /* Releases the same buffers. */
 FA_DEVICE void release_dq(const pipeline *pipe, int first, int consumers, int use, bool stores)
 {
@@ -886,6 +923,18 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
             if (!has_come) ptx_semaphore_wait(semaphore, turn.before);
             ptx_fence_proxy_async_global();
         }
+#if ROUNDING
+        if (is_last_share(w, use)) {
+            if (gets_sums(w, use)) load_sums(pipe, p, s, turn.number, use);
+#pragma unroll 1
+            for (int c = 0; c < CONSUMERS; c++) {
+                put_rows(pipe, s, &at, c, use, stores);
+                release_dq(pipe, c, 1, use, stores);
+            }
+            has_come = false;
+            continue;
+        }
+#endif
         if (DQ_PARTS > 1) put_parts(pipe, p, s, &turn, use);
         else if (DQ_TOGETHER) put_dq(pipe, s, &turn, 0, CONSUMERS, use, stores);
         else {

@@ -286,7 +286,9 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
         {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined, FA_END_backward_sm90_joined},
         {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single, FA_END_backward_sm90_single},
         {&fa_cuda_backward_sm90_chained, FA_FIRST_backward_sm90_chained,
-         FA_END_backward_sm90_chained}};
+         FA_END_backward_sm90_chained},
+        {&fa_cuda_backward_sm90_rounding, FA_FIRST_backward_sm90_rounding,
+         FA_END_backward_sm90_rounding}};
     int of = 0;
     while (rows[of].family != family) of++;
     const int options = find_options(p);
@@ -295,7 +297,7 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
         const fa_variant *v = &fa_variants[i];
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
-        if (v->ordered && !is_ordered(p) && !is_faster_ordered(p, device, v)) continue;
+        if (v->ordered && !v->rounding && !is_ordered(p) && !is_faster_ordered(p, device, v)) continue;
         if (!found || find_columns(v) < find_columns(found)) found = v;
     }
     return found;
@@ -315,8 +317,11 @@ static int find_value_columns(const fa_variant *v)
     return v->value_dim ? v->value_dim : find_columns(v);
 }
 
-/* Whether its blocks store dQ, which is whole. */
-static bool stores_dq(const fa_variant *v) { return v->single_tiles || v->chained; }
+/* Whether there are sums of dQ in the workspace. */
+static bool has_sums(const fa_variant *v) { return !v->single_tiles && !v->chained; }
+
+/* Whether its blocks store dQ. */
+static bool stores_dq(const fa_variant *v) { return !has_sums(v) || v->rounding; }
 
 /* Blocks that share a work tile's keys in equal parts. */
 static int count_blocks(const fa_variant *v) { return v->cluster > 1 ? v->cluster : 1; }
@@ -852,7 +857,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     own.sums_transposed = v->dq_transposed;
     own.delta_offset = 0;
     own.rows_offset =
-        stores_dq(v) ? 0 : (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
+        has_sums(v) ? (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim) : 0;
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     plan_splits(p, v, device, main, plan, &own);
@@ -1069,15 +1074,19 @@ const fa_cuda_family fa_cuda_backward_sm90_single = {
     .plan = plan_single,
 };
 
-/* Whether a head's key tiles are the blocks of a cluster, and each one's query tiles are the last ones of those of the one before,
- * which all see the first one. */
-static bool is_chain(const fa_problem *p)
+/* Whether each key tile's query tiles are the last ones of those of the one before, which all see the first one. */
+static bool has_nested_tiles(const fa_problem *p)
 {
     const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
-    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
     return can_store_dq(p, &u) && u.n_k == p->rows_k && u.keys_to == p->rows_k &&
-           p->heads_q == p->heads_kv && tiles > 1 && tiles <= FA_BACKWARD_SM90_CHAIN &&
-           p->window_left < 0 && (p->causal || p->window_right < 0);
+           p->heads_q == p->heads_kv && count_key_tiles(p) > 1 && p->window_left < 0 &&
+           (p->causal || p->window_right < 0);
+}
+
+/* Whether a head's key tiles can be the blocks of a cluster. */
+static bool is_chain(const fa_problem *p)
+{
+    return has_nested_tiles(p) && count_key_tiles(p) <= FA_BACKWARD_SM90_CHAIN;
 }
 
 static bool refuse_invariance(const fa_problem *p, char *why, size_t size)
@@ -1144,6 +1153,35 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
     .does_few = true,
     .slower = is_slow_chain,
     .plan = plan_chained,
+};
+
+/* Whether the launch that rounds dQ costs more than the order of sums. That needs no words. */
+static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, char *why,
+                             size_t size)
+{
+    (void)p, (void)device, (void)why, (void)size;
+    return true;
+}
+
+static bool plan_rounding(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                          char *why, size_t size)
+{
+    if (!has_nested_tiles(p)) {
+        fa_cuda_say(why, size,
+                    "heads share keys, or have one key tile, or lengths of their own, or a window, or "
+                    "queries see no key, or the head dim is not a multiple of 8");
+        return false;
+    }
+    return !refuse_invariance(p, why, size) && plan_plain(p, device, plan, why, size);
+}
+
+const fa_cuda_family fa_cuda_backward_sm90_rounding = {
+    .name = "sm90_rounding",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = is_slow_rounding,
+    .plan = plan_rounding,
 };
 
 /* Whether each head has one key tile, and few query tiles. */

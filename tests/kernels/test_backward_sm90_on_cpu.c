@@ -698,6 +698,7 @@ int main(int argc, char **argv)
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
           : argv[4][0] == 's'     ? &fa_cuda_backward_sm90_single
           : argv[4][0] == 'C'     ? &fa_cuda_backward_sm90_chained
+          : argv[4][0] == 'r'     ? &fa_cuda_backward_sm90_rounding
           : argv[4][0] == 'c'     ? &fa_cuda_backward_sm90
                                   : &fa_cuda_backward_sm90_persistent;
     if (searching) run_listed();
