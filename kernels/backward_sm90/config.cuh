@@ -89,7 +89,11 @@
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
 
 /* Whether a block's first queries and dout may be loaded with its keys. */
-#define LOADS_EARLY CHAINED
+#define LOADS_EARLY (CHAINED || ROUNDING)
+
+/* Whether a consumer passes its last turn on when its products have been issued, not when they are
+ * complete. */
+#define ENDS_EARLY (CHAINED || ROUNDING)
 
 /* Whether a dQ that is whole is rounded and stored at once, without sums in global memory. */
 #define WHOLE_DQ (SINGLE_TILES || CHAINED)
