@@ -1103,20 +1103,7 @@ static int64_t count_chains_at_once(const fa_cuda_device *device, int64_t tiles)
     return device->multiprocessors / 18 * (16 / tiles);
 }
 
-/* Whether three key tiles are faster in several rounds of blocks (head dim 128, H200, rate over that of the other families): under a
- * causal mask n 282, 305, 359 and 384 with 128 heads 1.06, 1.08, 1.08, 1.12, with 512 1.06, 1.07, 1.065, 1.075; without one n 359 and
- * 384 with 128 0.97, 0.98, with 256 1.03, 1.02, with 512 1.00, 1.02, n 282 and 305 0.93 to 0.98, where the last block is a short one. */
-static bool is_fast_in_rounds(const fa_problem *p, const fa_cuda_device *device)
-{
-    const int64_t tiles = count_key_tiles(p), blocks = tiles * p->heads_kv * p->batch,
-                  last = p->rows_k - (tiles - 1) * FA_BACKWARD_SM90_KEYS;
-    if (tiles != 3 || !is_above_96(p) || p->rows_q >= p->rows_k + FA_BACKWARD_SM90_QUERIES)
-        return false;
-    if (p->causal) return blocks * 3 > 8 * device->multiprocessors;
-    return last > FA_BACKWARD_SM90_KEYS / 2 && blocks >= 5 * device->multiprocessors;
-}
-
-/* Rate over that of the other families (H200): two key tiles, from one round of blocks to 15, 1.05 to 1.5. More in one round: causal,
+/* Rate over that of the other families (H200): two key tiles, from one round of blocks to 15, 1.05 to 1.5 (but see is_slow_rounding). More in one round: causal,
  * head dim 64, 5, 6 and 8 key tiles 1.23, 1.16, 1.07, 128, 3, 4, 5 and 7 1.09 to 1.2, 1.06 to 1.2, 1.13, 0.94; full, head dim 64, 3
  * and 4 1.28, 1.16, 128, 3, 5 and 8 1.07 to 1.2, 0.93, 0.77. In more rounds 4 0.93 to 0.98. A tile takes longer here, so with many
  * query tiles nothing is won. That needs no words. */
@@ -1128,8 +1115,8 @@ static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, cha
                   most = p->causal ? (narrow ? 8 : 5) : (narrow ? 4 : 3);
     const bool square = p->causal && p->rows_q < p->rows_k + FA_BACKWARD_SM90_QUERIES;
     if (!is_chain(p) || tiles > most || (!square && p->rows_q > 512)) return true;
-    return tiles > 2 && p->heads_kv * p->batch > count_chains_at_once(device, tiles) &&
-           !is_fast_in_rounds(p, device);
+    if (tiles > 2) return p->heads_kv * p->batch > count_chains_at_once(device, tiles);
+    return p->causal && is_above_96(p) && tiles * p->heads_kv * p->batch > device->multiprocessors;
 }
 
 static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -1155,12 +1142,23 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
     .plan = plan_chained,
 };
 
-/* Whether the launch that rounds dQ costs more than the order of sums. That needs no words. */
+/* Whether a launch that rounds dQ would cost less than blocks that wait for each other's shares. Rate over that of the other families
+ * (H200, head dim 128; rounds of blocks): causal, 2 key tiles, 1.6 to 9 rounds 1.00 to 1.05; 3 and 4, 1 to 9 rounds 1.12 to 1.36; 5 to 8,
+ * 1.1 rounds 0.95 to 1.05, 1.6 to 9 1.14 to 1.33; 10 to 16, 1.1 to 1.5 rounds 0.95 to 1.04, 2.4 to 9 1.04 to 1.20; 24, 1.5 to 2.2 rounds
+ * 0.96 to 1.01, 4.4 and 9 1.00 and 1.10; 32, 16 rounds 0.98. Full, 2 key tiles 0.92 to 0.99; 3 to 6, 1.6 rounds 0.96 to 1.01, 2.4 to 9
+ * 1.01 to 1.14; 8, 2.4 rounds 0.985, 4 and 9 1.02, 1.03; 10 and 12, 4 rounds 0.98, 0.96, 9 rounds 1.03, 1.015; 16, 9 rounds 0.98. Where
+ * sums must have one order the others wait as well: 1.01 to 1.18. That needs no words. */
 static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, char *why,
                              size_t size)
 {
-    (void)p, (void)device, (void)why, (void)size;
-    return true;
+    (void)why, (void)size;
+    const int64_t tiles = count_key_tiles(p),
+                  percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
+    if (!has_nested_tiles(p) || !is_above_96(p) || p->rows_q < p->rows_k) return true;
+    if (is_ordered(p)) return false;
+    if (p->causal)
+        return tiles > 24 || percent < (tiles <= 4 ? 0 : tiles <= 8 ? 150 : tiles <= 16 ? 220 : 400);
+    return tiles == 2 || tiles > 12 || percent < (tiles <= 6 ? 200 : tiles <= 8 ? 350 : 800);
 }
 
 static bool plan_rounding(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,

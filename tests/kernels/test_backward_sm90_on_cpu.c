@@ -568,7 +568,6 @@ static bool wants(void *context, const random_call *call)
     const fa_status status =
         make_plan(call, &call->gradients, &options, find_family(&options, false), &p, &plan,
                   message, sizeof message);
-    if (call->q.dtype == FA_FLOAT16) return false;
     if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend gives the reason */
     for (int i = 0; i < plan.count; i++)
         if (plan.launches[i].cluster > CUDA_MOST_CLUSTER) return false;
