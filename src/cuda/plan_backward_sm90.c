@@ -1143,22 +1143,29 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
 };
 
 /* Whether a launch that rounds dQ would cost less than blocks that wait for each other's shares. Rate over that of the other families
- * (H200, head dim 128; rounds of blocks): causal, 2 key tiles, 1.6 to 9 rounds 1.00 to 1.05; 3 and 4, 1 to 9 rounds 1.12 to 1.36; 5 to 8,
- * 1.1 rounds 0.95 to 1.05, 1.6 to 9 1.14 to 1.33; 10 to 16, 1.1 to 1.5 rounds 0.95 to 1.04, 2.4 to 9 1.04 to 1.20; 24, 1.5 to 2.2 rounds
- * 0.96 to 1.01, 4.4 and 9 1.00 and 1.10; 32, 16 rounds 0.98. Full, 2 key tiles 0.92 to 0.99; 3 to 6, 1.6 rounds 0.96 to 1.01, 2.4 to 9
- * 1.01 to 1.14; 8, 2.4 rounds 0.985, 4 and 9 1.02, 1.03; 10 and 12, 4 rounds 0.98, 0.96, 9 rounds 1.03, 1.015; 16, 9 rounds 0.98. Where
- * sums must have one order the others wait as well: 1.01 to 1.18. That needs no words. */
+ * (H200, head dim 128, by rounds of blocks): causal, 2 key tiles, 1.1 to 12 rounds 1.04 to 1.18; 3 and 4, 1 to 36 rounds 1.12 to 1.36; 5
+ * to 8, 1.1 rounds 0.95 to 1.05, 1.6 to 36 1.10 to 1.33; 10 to 16, 1.1 to 1.5 rounds 0.95 to 1.04, 2.4 to 16 1.04 to 1.20; 18 to 28, 2.2
+ * rounds 1.01, 3.3 to 17 1.00 to 1.10; 32, 5 and 16 rounds 0.98 to 1.00. Full, 2 key tiles 0.92 to 0.99; 3, 1.6 rounds 1.00, 2.1 to 36
+ * 1.05 to 1.14; 4, 1.8 to 2.8 rounds 0.97 to 1.04, 4 to 36 1.04 to 1.11; 5 and 6, 1.7 rounds 0.96, 2.4 to 36 1.03 to 1.08; 7 and 8, 2.4
+ * rounds 0.985, 4 to 18 1.02 to 1.09; 9 to 12, 4 rounds 0.96 to 0.98, 9 to 15 1.00 to 1.03; 16, 9 rounds 0.98. Half as many queries as keys
+ * or fewer 0.84 to 0.89. Where sums must have one order, others wait as well: to 8 key tiles 0.99 to 1.30, causal to 28 1.00 to 1.13, full,
+ * 16 and 32 key tiles 0.98, 0.97. That needs no words. */
 static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, char *why,
                              size_t size)
 {
     (void)why, (void)size;
     const int64_t tiles = count_key_tiles(p),
                   percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
-    if (!has_nested_tiles(p) || !is_above_96(p) || p->rows_q < p->rows_k) return true;
-    if (is_ordered(p)) return false;
+    if (!has_nested_tiles(p) || !is_above_96(p) || 3 * p->rows_q < 2 * p->rows_k) return true;
+    if (is_ordered(p)) return tiles > (p->causal ? 28 : 8);
     if (p->causal)
-        return tiles > 24 || percent < (tiles <= 4 ? 0 : tiles <= 8 ? 150 : tiles <= 16 ? 220 : 400);
-    return tiles == 2 || tiles > 12 || percent < (tiles <= 6 ? 200 : tiles <= 8 ? 350 : 800);
+        return tiles > 28 || percent < (tiles <= 4 ? 0 : tiles <= 8 ? 150 : tiles <= 16 ? 220 : 300);
+    return tiles == 2 || tiles > 12 ||
+           percent < (tiles == 3   ? 200
+                      : tiles == 4 ? 300
+                      : tiles <= 6 ? 230
+                      : tiles <= 8 ? 350
+                                   : 800);
 }
 
 static bool plan_rounding(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
