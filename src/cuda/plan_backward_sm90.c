@@ -297,7 +297,8 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
         const fa_variant *v = &fa_variants[i];
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
-        if (v->ordered && !v->rounding && !is_ordered(p) && !is_faster_ordered(p, device, v)) continue;
+        if (v->ordered && !v->rounding && !is_ordered(p) && !is_faster_ordered(p, device, v))
+            continue;
         if (!found || find_columns(v) < find_columns(found)) found = v;
     }
     return found;
@@ -1159,7 +1160,10 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
     if (!has_nested_tiles(p) || !is_above_96(p) || 3 * p->rows_q < 2 * p->rows_k) return true;
     if (is_ordered(p)) return tiles > (p->causal ? 28 : 8);
     if (p->causal)
-        return tiles > 28 || percent < (tiles <= 4 ? 0 : tiles <= 8 ? 150 : tiles <= 16 ? 220 : 300);
+        return tiles > 28 || percent < (tiles <= 4    ? 0
+                                        : tiles <= 8  ? 150
+                                        : tiles <= 16 ? 220
+                                                      : 300);
     return tiles == 2 || tiles > 12 ||
            percent < (tiles == 3   ? 200
                       : tiles == 4 ? 300
@@ -1172,9 +1176,10 @@ static bool plan_rounding(const fa_problem *p, const fa_cuda_device *device, fa_
                           char *why, size_t size)
 {
     if (!has_nested_tiles(p)) {
-        fa_cuda_say(why, size,
-                    "heads share keys, or have one key tile, or lengths of their own, or a window, or "
-                    "queries see no key, or the head dim is not a multiple of 8");
+        fa_cuda_say(
+            why, size,
+            "heads share keys, or have one key tile, or lengths of their own, or a window, or "
+            "queries see no key, or the head dim is not a multiple of 8");
         return false;
     }
     return !refuse_invariance(p, why, size) && plan_plain(p, device, plan, why, size);

@@ -880,12 +880,12 @@ static void test_short_and_full(void)
         int dim;
         bool ordered, causal;
     } rows[] = {
-        {32, 32, 512, 64, true, false},    {8, 32, 512, 64, false, false},
-        {32, 32, 256, 64, false, false},   {32, 32, 1024, 64, false, false},
-        {32, 32, 512, 64, false, true},    {32, 16, 512, 128, true, false},
-        {64, 16, 300, 128, true, false},   {4, 16, 512, 128, false, false},
-        {3, 16, 1000, 128, false, false},  {128, 16, 128, 128, false, false},
-        {32, 16, 512, 96, false, false},   {4, 16, 4096, 128, false, true},
+        {32, 32, 512, 64, true, false},   {8, 32, 512, 64, false, false},
+        {32, 32, 256, 64, false, false},  {32, 32, 1024, 64, false, false},
+        {32, 32, 512, 64, false, true},   {32, 16, 512, 128, true, false},
+        {64, 16, 300, 128, true, false},  {4, 16, 512, 128, false, false},
+        {3, 16, 1000, 128, false, false}, {128, 16, 128, 128, false, false},
+        {32, 16, 512, 96, false, false},  {4, 16, 4096, 128, false, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         fa_problem p = make_half(rows[i].batch, rows[i].heads, rows[i].n, rows[i].dim);
@@ -1642,17 +1642,18 @@ static void test_rounding(void)
     static const struct {
         int64_t batch, heads, n_q, n_k;
         bool causal, deterministic, rounds;
-    } cases[] = {{41, 24, 216, 216, true, false, true},    {41, 24, 216, 216, false, false, false},
-                 {26, 16, 282, 282, false, false, true},   {9, 2, 305, 305, false, false, false},
-                 {64, 16, 305, 305, false, false, true},   {10, 1, 359, 359, true, false, false},
-                 {20, 8, 448, 448, true, false, true},     {19, 12, 512, 512, true, false, true},
-                 {5, 4, 640, 640, true, false, false},     {17, 2, 832, 832, true, false, true},
-                 {1, 12, 1536, 1536, true, false, false},  {4, 16, 3584, 3584, true, false, true},
-                 {4, 16, 4096, 4096, true, false, false},  {16, 16, 1024, 1024, false, false, true},
-                 {16, 16, 2048, 2048, false, false, false}, {30, 4, 512, 768, false, false, true},
-                 {30, 4, 256, 1024, true, false, false},   {30, 4, 2048, 512, false, false, true},
-                 {15, 4, 300, 300, false, true, true},     {4, 16, 4096, 4096, false, true, false},
-                 {1, 16, 768, 768, true, true, true}};
+    } cases[] = {
+        {41, 24, 216, 216, true, false, true},     {41, 24, 216, 216, false, false, false},
+        {26, 16, 282, 282, false, false, true},    {9, 2, 305, 305, false, false, false},
+        {64, 16, 305, 305, false, false, true},    {10, 1, 359, 359, true, false, false},
+        {20, 8, 448, 448, true, false, true},      {19, 12, 512, 512, true, false, true},
+        {5, 4, 640, 640, true, false, false},      {17, 2, 832, 832, true, false, true},
+        {1, 12, 1536, 1536, true, false, false},   {4, 16, 3584, 3584, true, false, true},
+        {4, 16, 4096, 4096, true, false, false},   {16, 16, 1024, 1024, false, false, true},
+        {16, 16, 2048, 2048, false, false, false}, {30, 4, 512, 768, false, false, true},
+        {30, 4, 256, 1024, true, false, false},    {30, 4, 2048, 512, false, false, true},
+        {15, 4, 300, 300, false, true, true},      {4, 16, 4096, 4096, false, true, false},
+        {1, 16, 768, 768, true, true, true}};
     const fa_cuda_device *device = &devices[H200];
     const fa_cuda_family *family = &fa_cuda_backward_sm90_rounding;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -86,7 +86,7 @@ static const int64_t with_chains[] = {
 
 /* Where the last share rounds dQ: blocks that ascend, others that do not, and query tiles with one
  * share. */
-static const int64_t with_rounding[] = {51200, 51728, 52672, 54413, 54984, 56258, 56762,
+static const int64_t with_rounding[] = {51200, 51728, 52672, 54413, 54984,  56258, 56762,
                                         59432, 61536, 64848, 72976, 122096, 125970};
 
 enum {
