@@ -48,7 +48,7 @@ FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use)
         return;
     }
     if (gets_sums(w, use)) add_loaded_dq(c);
-    store_rounded_dq(c, find_dq_row(pipe, c->number));
+    store_rounded_dq(c, find_dq_row(pipe, c->number), use);
 #else
     (void)pipe;
     store_dq_columns(c, use);

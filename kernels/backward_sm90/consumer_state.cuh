@@ -171,10 +171,12 @@ FA_DEVICE uint32_t find_dq_row(const pipeline *pipe, int consumer)
            (uint32_t)(row * 128 + (chunk ^ row % 8) * 16);
 }
 
-/* dQ of the previous tile, rounded, for the store warp. to: the lane's place in the buffer. */
-FA_DEVICE void store_rounded_dq(const consumer_state *c, uint32_t to)
+/* dQ of the previous tile, rounded, for the store warp. row: where the lane stores it in the first
+ * buffer; use: the number of this use of the buffers. */
+FA_DEVICE void store_rounded_dq(const consumer_state *c, uint32_t row, int use)
 {
     const float ln2 = 0.69314718055994530942f, scale = c->scale * ln2;
+    const uint32_t to = row + (uint32_t)dq_buffer(use);
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j += 2) {
         const float *dq = c->dp + 4 * j;
@@ -193,10 +195,9 @@ FA_DEVICE void store_rounded_dq(const consumer_state *c, uint32_t to)
 
 #if WHOLE_DQ
 
-/* The same. use: the number of this use of the buffers. */
 FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
 {
-    store_rounded_dq(c, c->dq + (uint32_t)dq_buffer(use));
+    store_rounded_dq(c, c->dq, use);
 }
 
 #elif DQ_PARTS == 1
