@@ -115,7 +115,7 @@ class Backend:
 FAMILY_VARIABLES = ("FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL")
 # Families of backward only, and their marks in the text of fa_describe.
 MARKS = {"sm90_joined": "_joined", "sm90_persistent": "_persistent",
-         "sm90_chained": "_chained",
+         "sm90_chained": "_chained", "sm90_rounding": "_rounding",
          "tf32x3_corrected": "_weight_sums", "tf32_in_place": "_tf32_prepare"}
 
 

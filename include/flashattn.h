@@ -615,8 +615,8 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * FA_ERROR_DEVICE. FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80", "tf32" (float32
  * inputs of FA_PRECISION_TF32), "tf32x3" (float32 inputs), "tf32x3_corrected" (the same with weights
  * that add up to 1 even if scores are large) or "simt". With "sm90_persistent", "sm90_joined",
- * "sm90_single", "sm90_chained" (Hopper, no option of the scores) or "tf32_in_place" (Hopper, float32
- * inputs), other families run what that family cannot.
+ * "sm90_single", "sm90_chained", "sm90_rounding" (Hopper, no option of the scores) or "tf32_in_place"
+ * (Hopper, float32 inputs), other families run what that family cannot.
  *
  * The environment variable FA_CHECK, read once, is for debugging. With FA_CHECK=1 a call on CUDA that
  * has lengths, a block table or rows first checks them with a kernel. If a value is wrong, the call does

@@ -21,6 +21,8 @@
  *     CHAINED      1: the blocks of a head are a cluster, one for each key tile. A block adds its share
  *                  of a tile's dQ to what it gets from the block before, and passes the sum on; the
  *                  last one whose keys the tile sees rounds and stores it (chain.cuh)
+ *     ROUNDING     1: the block that adds the last share to a query tile's dQ loads the sum of the others,
+ *                  rounds the whole and stores it (rounding.cuh). ORDERED
  *     STATIC_SMEM  bytes of static shared memory that the planner adds to the dynamic ones; 0: the
  *                  same as for any kernel
  *     OPTIONS      0: only masks by position and lengths; FA_SM90_ALL: each option may be present
@@ -70,6 +72,9 @@
 #ifndef CHAINED
 #define CHAINED 0
 #endif
+#ifndef ROUNDING
+#define ROUNDING 0
+#endif
 #ifndef STATIC_SMEM
 #define STATIC_SMEM 0
 #endif
@@ -84,7 +89,11 @@
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
 
 /* Whether a block's first queries and dout may be loaded with its keys. */
-#define LOADS_EARLY CHAINED
+#define LOADS_EARLY (CHAINED || ROUNDING)
+
+/* Whether a consumer passes its last turn on when its products have been issued, not when they are
+ * complete. */
+#define ENDS_EARLY (CHAINED || ROUNDING)
 
 /* Whether a dQ that is whole is rounded and stored at once, without sums in global memory. */
 #define WHOLE_DQ (SINGLE_TILES || CHAINED)
@@ -210,6 +219,8 @@ static_assert(!WHOLE_DQ || (!ORDERED && COLUMNS == HEAD_DIM && (HEAD_DIM == 128 
               "what has been written for it");
 static_assert(!SINGLE_TILES || PERSISTENT, "what has been written for it");
 static_assert(!CHAINED || (!PERSISTENT && !JOINED && !OPTIONS), "what has been written for it");
+static_assert(!ROUNDING || (ORDERED && !PERSISTENT && HEAD_DIM == 128 && DQ_BUFFERS == 1),
+              "what has been written for it");
 static_assert(!DQ_TRANSPOSED || (KEYS_IN_REGISTERS && STAGES > 2 && !JOINED),
               "what has been written for it");
 static_assert(!KEYS_EARLY || WORKS == 2,

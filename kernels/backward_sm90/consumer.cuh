@@ -41,6 +41,14 @@ FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use)
 {
 #if CHAINED
     pass_dq(pipe, c, use);
+#elif ROUNDING
+    const block_work *w = work_of(pipe);
+    if (!is_last_share(w, use)) {
+        store_dq_columns(c, use);
+        return;
+    }
+    if (gets_sums(w, use)) add_loaded_dq(c);
+    store_rounded_dq(c, find_dq_row(pipe, c->number), use);
 #else
     (void)pipe;
     store_dq_columns(c, use);
@@ -153,7 +161,7 @@ FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int e
 
 #endif
 
-#if CHAINED
+#if ENDS_EARLY
 
 /* The products of the last tile. The turn is passed on when they have been issued, so that a short
  * block ends sooner. dQ of the tile before goes to the next block first, and the last dQ is computed
@@ -174,7 +182,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_wgmma_wait(0);
 #endif
     ptx_register_fence(c->dp, DQ_SUMS);
-    pass_dq(pipe, c, last);
+    put_dq_columns(pipe, c, last);
     ptx_fence_proxy_async();
     share_dq(pipe, c, last);
     if (c->number == 0) wait_until_may_issue(c);
@@ -188,7 +196,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     wait_for_dq_buffer(pipe, c, end);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-    pass_dq(pipe, c, end);
+    put_dq_columns(pipe, c, end);
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
     store_sums(pipe, p, c, end, true, false);

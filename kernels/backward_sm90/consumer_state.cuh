@@ -10,6 +10,7 @@
 #include "backward_sm90/multiply.cuh"
 #include "backward_sm90/options.cuh"
 #include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/rounding.cuh"
 #include "backward_sm90/rows.cuh"
 #include "backward_sm90/store.cuh"
 #include "backward_sm90/work.cuh"
@@ -156,7 +157,7 @@ FA_DEVICE void store_ds(const consumer_state *c, const uint32_t *ds, int count)
                               ds + 2 * j);
 }
 
-#if WHOLE_DQ
+#if WHOLE_DQ || ROUNDING
 
 /* Where the lane stores its 16 bytes of a matrix of a whole dQ, in TMA's swizzle. Transposed: query
  * lane % 8 + 8 (lane / 16), columns 8 (lane / 8 % 2) of the warp's. Otherwise: query lane % 16 of
@@ -170,12 +171,12 @@ FA_DEVICE uint32_t find_dq_row(const pipeline *pipe, int consumer)
            (uint32_t)(row * 128 + (chunk ^ row % 8) * 16);
 }
 
-/* dQ of the previous tile, rounded, for the store warp. use: the number of this use of the
- * buffers. */
-FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
+/* dQ of the previous tile, rounded, for the store warp. row: where the lane stores it in the first
+ * buffer; use: the number of this use of the buffers. */
+FA_DEVICE void store_rounded_dq(const consumer_state *c, uint32_t row, int use)
 {
     const float ln2 = 0.69314718055994530942f, scale = c->scale * ln2;
-    const uint32_t to = c->dq + (uint32_t)dq_buffer(use);
+    const uint32_t to = row + (uint32_t)dq_buffer(use);
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j += 2) {
         const float *dq = c->dp + 4 * j;
@@ -188,6 +189,15 @@ FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
         ptx_stmatrix_x4(to ^ (uint32_t)(j * 16), x);
 #endif
     }
+}
+
+#endif
+
+#if WHOLE_DQ
+
+FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
+{
+    store_rounded_dq(c, c->dq, use);
 }
 
 #elif DQ_PARTS == 1
@@ -211,9 +221,34 @@ FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int use)
     ptx_mbarrier_arrive(dq_full(pipe->state, c->number, use));
 }
 
-/* Waits for the buffer before its use of this number. */
+#if ROUNDING
+
+/* Adds the sum of the other blocks' shares. All warps have read it before one stores rows in its place. */
+FA_DEVICE void add_loaded_dq(consumer_state *c)
+{
+#pragma unroll
+    for (int j = 0; j < DQ_COLUMNS / 8; j++) {
+        const float4 x = c->dq[WARPGROUP * j];
+        c->dp[4 * j] += x.x;
+        c->dp[4 * j + 1] += x.y;
+        c->dp[4 * j + 2] += x.z;
+        c->dp[4 * j + 3] += x.w;
+    }
+    ptx_named_barrier_sync(NAMED_BARRIER_CHAIN + c->number, WARPGROUP);
+}
+
+#endif
+
+/* Waits for the buffer before its use of this number; where it gets a sum first, for that. */
 FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
 {
+#if ROUNDING
+    const block_work *w = work_of(pipe);
+    if (gets_sums(w, number)) {
+        ptx_mbarrier_wait(&pipe->state->dq_loaded[c->number], loaded_parity(w, number));
+        return;
+    }
+#endif
     const uint32_t turn = (uint32_t)number / DQ_BUFFERS;
     ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), (int)(turn & 1) ^ 1);
 }

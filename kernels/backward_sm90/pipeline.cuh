@@ -18,6 +18,7 @@
  *   share_full, _empty    dS that blocks have left        load warp              consumers
  *   dq_received           sums of dQ, in the buffer of dQ the block before       -
  *   dq_room               room for sums, in the next block  its store warp       -
+ *   dq_loaded             a sum of dQ, in the buffer of dQ  TMA, a store warp    -
  *   rows_full             the first slots of rows         all blocks             -
  *
  * The DS_BUFFERS tiles of dS need no mbarriers: consumers take turns (NAMED_BARRIER_ISSUE), and
@@ -88,6 +89,9 @@ typedef struct shared_state {
 #if CHAINED
     uint64_t dq_received[DQ_BUFFERS][CONSUMERS], dq_room[DQ_BUFFERS][CONSUMERS];
     uint64_t rows_full;
+#endif
+#if ROUNDING
+    uint64_t dq_loaded[CONSUMERS];
 #endif
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are cleared */
@@ -246,6 +250,9 @@ FA_DEVICE void init_barriers(shared_state *state)
             ptx_mbarrier_init(&state->dq_received[n][i], 1);
             ptx_mbarrier_init(&state->dq_room[n][i], 1);
         }
+#endif
+#if ROUNDING
+    for (int i = 0; i < CONSUMERS; i++) ptx_mbarrier_init(&state->dq_loaded[i], 1);
 #endif
 #if PERSISTENT
     for (int i = 0; i < WORKS; i++) {

@@ -12,6 +12,7 @@
 #include "backward_sm90/dbias_sums.cuh"
 #include "backward_sm90/keys.cuh"
 #include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/rounding.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/x2.cuh"
 #include "ptx/barrier.cuh"
@@ -276,11 +277,11 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
     /* Otherwise `prepare` has waited, and keys are no results of it. */
     if (CHAINED && s->prepares) ptx_wait_for_grids();
     issue_tile(&k, pipe->buffers, BLOCK_KEYS, row, &state->k_loaded);
-#if CHAINED
+#if LOADS_EARLY && !defined BACKWARD_SM90_WIDE
     issue_first_queries(pipe, s, own, false);
 #endif
     issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS, row, &state->v_loaded);
-#if CHAINED
+#if LOADS_EARLY && !defined BACKWARD_SM90_WIDE
     issue_first_queries(pipe, s, own, true);
 #endif
 #endif
@@ -324,7 +325,7 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
     if (warp == 0 && !CHAINED) init_barriers(pipe->state);
     if (warp == 3) prefetch_maps(s);
     const bool any = find_keys(p, s, block, &own);
-#if CHAINED
+#if LOADS_EARLY && !defined BACKWARD_SM90_WIDE
     if (warp == 0 && any) find_queries(p, s, &own);
     if (warp == 0 && any) find_seen_rows(p, s, &own);
 #endif
@@ -440,7 +441,7 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
     ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
     if (ROWS_WITH_Q) load_row_numbers(pipe, s, at, slot_of(at->count), &state->q_full[stage]);
-#if CHAINED
+#if LOADS_EARLY
     if (at->count == 0 && loads_early(s, work_of(pipe))) return;
 #endif
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
@@ -457,7 +458,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
     if (!ROWS_WITH_Q) load_row_numbers(pipe, s, at, slot_of(at->count), &state->dout_full[stage]);
-#if CHAINED
+#if LOADS_EARLY
     if (at->count > 0 || !loads_early(s, work_of(pipe)))
 #endif
         load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
@@ -833,6 +834,50 @@ FA_DEVICE void release_dq(const pipeline *pipe, int first, int consumers, int us
         ptx_mbarrier_arrive(dq_empty(pipe->state, c, use));
 }
 
+#if ROUNDING
+
+/* Loads the sums of the other shares into the consumers' buffers, which the use before has left. The
+ * warp has served a use before that one, so it waits for none of these barriers a phase too early. */
+FA_DEVICE void load_sums(const pipeline *pipe, const fa_backward_sm90_params *s,
+                         const dq_turn *turn, int use, bool stores)
+{
+    shared_state *state = pipe->state;
+    if (stores) {
+        ptx_counter_wait(semaphore_at(s, turn->number, 0), turn->before);
+        ptx_fence_proxy_async_global();
+    }
+#pragma unroll 1
+    for (int c = 0; c < CONSUMERS; c++) {
+        uint64_t *loaded = &state->dq_loaded[c];
+        ptx_mbarrier_wait(dq_full(state, c, use - 1), dq_full_parity(use - 1));
+        ptx_mbarrier_wait(dq_empty(state, c, use), (use & 1) ^ 1);
+        ptx_mbarrier_arrive_expect(loaded, stores ? DQ_PART : 0);
+        if (stores)
+            ptx_bulk_load(pipe->buffers + DQ_AT + c * DQ_PART, sums_at(s, turn->number, c), loaded,
+                          DQ_PART);
+    }
+}
+
+/* Stores rows of dQ that are whole. */
+FA_DEVICE void store_last_share(const pipeline *pipe, const fa_backward_sm90_params *s,
+                                const tile_cursor *at, const dq_turn *turn, int use, bool stores)
+{
+    const block_work *w = work_of(pipe);
+    if (gets_sums(w, use)) load_sums(pipe, s, turn, use, stores);
+#pragma unroll 1
+    for (int c = 0; c < CONSUMERS; c++) {
+        ptx_mbarrier_wait(dq_full(pipe->state, c, use), dq_full_parity(use));
+        if (stores) {
+            ptx_tma_store_4d(&s->dq, dq_at(pipe, c, use), c * DQ_COLUMNS, at->tile * QUERIES,
+                             (int)w->sequence.head + at->head, (int)w->sequence.block_q);
+            ptx_bulk_commit();
+        }
+        release_dq(pipe, c, 1, use, stores);
+    }
+}
+
+#endif
+
 /* Does what both of these do, where dQ comes in parts. */
 FA_DEVICE void put_parts(const pipeline *pipe, const fa_backward_params *p,
                          const fa_backward_sm90_params *s, const dq_turn *turn, int use)
@@ -882,6 +927,12 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
         const dq_turn turn = find_turn(s, w, &at, use);
         const bool stores = use > first && p->dq.data;
         int32_t *semaphore = semaphore_at(s, turn.number, 0);
+#if ROUNDING
+        if (is_last_share(w, use)) {
+            store_last_share(pipe, s, &at, &turn, use, stores);
+            continue;
+        }
+#endif
         if (stores) {
             if (!has_come) ptx_semaphore_wait(semaphore, turn.before);
             ptx_fence_proxy_async_global();
@@ -895,7 +946,12 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
             release_dq(pipe, 1, 1, use, stores);
         }
         has_come = false;
-        if (stores && !pairs && use + STORE_WARPS < end) {
+#if ROUNDING
+        const bool looks = !is_last_share(w, use + STORE_WARPS);
+#else
+        const bool looks = !pairs;
+#endif
+        if (stores && looks && use + STORE_WARPS < end) {
             const dq_turn next = find_turn(s, w, &at, use + STORE_WARPS);
             has_come = ptx_semaphore_is_reached(semaphore_at(s, next.number, 0), next.before);
         }

@@ -26,6 +26,12 @@
 #ifndef CHAINED
 #define CHAINED 0
 #endif
+#ifndef ROUNDING
+#define ROUNDING 0
+#endif
+
+/* Whether a variant is for sequences of one length whose heads share no keys. */
+#define PLAIN_HEADS (CHAINED || ROUNDING)
 
 typedef struct block_work {
     fa_key_tile keys;
@@ -50,6 +56,11 @@ typedef struct block_work {
 #if CHAINED
     int32_t passed; /* tiles that the next block's keys are seen by, too: the first ones */
 #endif
+#if ROUNDING
+    /* The dQ of tiles behind the first `unfinished` ones is whole with the block's share; that of tiles
+     * behind the first `alone` ones, too, has other shares. */
+    int32_t unfinished, alone;
+#endif
     int64_t number;   /* of the sequence's tile 0 and the first head, in the workspace */
     int32_t num_keys; /* keys of the sequence from the block's first one on; at most KEYS */
     /* Key j of the block is seen by the queries [first_query + j, end_query + j). */
@@ -67,10 +78,10 @@ typedef struct block_work {
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
 } block_work;
 
-/* Whether all sequences have the same lengths. A chain has no others. */
+/* Whether all sequences have the same lengths. */
 FA_DEVICE bool is_uniform(const fa_backward_sm90_params *s)
 {
-    return CHAINED || s->uniform.applies;
+    return PLAIN_HEADS || s->uniform.applies;
 }
 
 FA_DEVICE int divide_up(int x) { return (x + QUERIES - 1) >> 6; }
@@ -116,6 +127,16 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, const fa_backward_sm
     w->clear_from_query = zeros_behind_queries ? UNBOUNDED : saturate(to);
 }
 
+#if PLAIN_HEADS
+
+/* How many of the block's query tiles see the next block's keys, too. end: of the block's keys. */
+FA_DEVICE int count_passed(const fa_uniform_lengths *u, const block_work *w, int64_t end)
+{
+    return end < w->sequence.n_k ? w->to - fa_uniform_first_query(u, (int)end) / QUERIES : 0;
+}
+
+#endif
+
 /* The tiles of queries that exist and see some of the keys. */
 FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90_params *s,
                             block_work *w)
@@ -129,7 +150,11 @@ FA_DEVICE void find_queries(const fa_attention_params *p, const fa_backward_sm90
         w->to = divide_up(fa_uniform_end_query(u, (int)end));
         w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
 #if CHAINED
-        w->passed = end < t->n_k ? w->to - fa_uniform_first_query(u, (int)end) / QUERIES : 0;
+        w->passed = count_passed(u, w, end);
+#elif ROUNDING
+        const int passed = count_passed(u, w, end);
+        w->unfinished = !w->ascends ? passed : first > 0 ? w->tiles : 0;
+        w->alone = first > 0 ? 0 : w->ascends ? w->tiles - passed : w->tiles;
 #endif
         return;
     }
@@ -169,7 +194,7 @@ FA_DEVICE void find_masks(const fa_attention_params *p, const fa_backward_sm90_p
 /* The number of tile 0 of a sequence and head in the workspace. */
 FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *t, int64_t q_tiles)
 {
-    if (!CHAINED && p->cu_seqlens_q)
+    if (!PLAIN_HEADS && p->cu_seqlens_q)
         return t->head * q_tiles + FA_PACKED_FIRST_TILE(t->start_q, QUERIES, t->batch + 1);
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
@@ -261,7 +286,7 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
 #else
     const int64_t own = find_task(p, s, block);
 #endif
-    const int64_t task = fa_find_split(p, own, CHAINED ? 1 : s->splits, &split);
+    const int64_t task = fa_find_split(p, own, PLAIN_HEADS ? 1 : s->splits, &split);
     const int32_t group = s->divisors.group;
 #if QUERY_PARTS
     const bool whole = s->query_parts == 1;
@@ -269,14 +294,14 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
     const int of_heads = whole ? split : split / s->query_parts;
     w->part = split - of_heads * s->query_parts;
 #else
-    const int splits = CHAINED ? 1 : s->splits, of_heads = split;
+    const int splits = PLAIN_HEADS ? 1 : s->splits, of_heads = split;
 #endif
     w->heads = splits == 1 ? group : group / splits;
 #if JOINED
     w->unit = (int32_t)fa_divide_by(own, s->divisors.tiles);
 #endif
     w->key_sums = NULL;
-    if (!CHAINED && s->key_sums)
+    if (!PLAIN_HEADS && s->key_sums)
         w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
                                         FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = 0;
@@ -336,6 +361,9 @@ FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm9
     w->tiles = own->tiles;
 #if CHAINED
     w->passed = own->passed;
+#elif ROUNDING
+    w->unfinished = own->unfinished;
+    w->alone = own->alone;
 #endif
 #if ORDERED
     w->ascends = own->ascends;

@@ -23,11 +23,11 @@ static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
     [FA_PASS_DECODE] = FORWARD,
     [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90_single, &fa_cuda_backward_sm90_chained,
-                          &fa_cuda_backward_sm90_joined, &fa_cuda_backward_sm90_persistent,
-                          &fa_cuda_backward_sm90, &fa_cuda_backward_sm80,
-                          &fa_cuda_backward_tf32_in_place, &fa_cuda_backward_tf32,
-                          &fa_cuda_backward_tf32x3_corrected, &fa_cuda_backward_tf32x3,
-                          &fa_cuda_backward_simt},
+                          &fa_cuda_backward_sm90_rounding, &fa_cuda_backward_sm90_joined,
+                          &fa_cuda_backward_sm90_persistent, &fa_cuda_backward_sm90,
+                          &fa_cuda_backward_sm80, &fa_cuda_backward_tf32_in_place,
+                          &fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3_corrected,
+                          &fa_cuda_backward_tf32x3, &fa_cuda_backward_simt},
     [FA_PASS_WEIGHTS] = {&fa_cuda_weights_simt},
 };
 

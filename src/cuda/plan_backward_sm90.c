@@ -286,7 +286,9 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
         {&fa_cuda_backward_sm90_joined, FA_FIRST_backward_sm90_joined, FA_END_backward_sm90_joined},
         {&fa_cuda_backward_sm90_single, FA_FIRST_backward_sm90_single, FA_END_backward_sm90_single},
         {&fa_cuda_backward_sm90_chained, FA_FIRST_backward_sm90_chained,
-         FA_END_backward_sm90_chained}};
+         FA_END_backward_sm90_chained},
+        {&fa_cuda_backward_sm90_rounding, FA_FIRST_backward_sm90_rounding,
+         FA_END_backward_sm90_rounding}};
     int of = 0;
     while (rows[of].family != family) of++;
     const int options = find_options(p);
@@ -295,7 +297,8 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
         const fa_variant *v = &fa_variants[i];
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
-        if (v->ordered && !is_ordered(p) && !is_faster_ordered(p, device, v)) continue;
+        if (v->ordered && !v->rounding && !is_ordered(p) && !is_faster_ordered(p, device, v))
+            continue;
         if (!found || find_columns(v) < find_columns(found)) found = v;
     }
     return found;
@@ -315,8 +318,11 @@ static int find_value_columns(const fa_variant *v)
     return v->value_dim ? v->value_dim : find_columns(v);
 }
 
-/* Whether its blocks store dQ, which is whole. */
-static bool stores_dq(const fa_variant *v) { return v->single_tiles || v->chained; }
+/* Whether there are sums of dQ in the workspace. */
+static bool has_sums(const fa_variant *v) { return !v->single_tiles && !v->chained; }
+
+/* Whether its blocks store dQ. */
+static bool stores_dq(const fa_variant *v) { return !has_sums(v) || v->rounding; }
 
 /* Blocks that share a work tile's keys in equal parts. */
 static int count_blocks(const fa_variant *v) { return v->cluster > 1 ? v->cluster : 1; }
@@ -852,7 +858,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     own.sums_transposed = v->dq_transposed;
     own.delta_offset = 0;
     own.rows_offset =
-        stores_dq(v) ? 0 : (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
+        has_sums(v) ? (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim) : 0;
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     plan_splits(p, v, device, main, plan, &own);
@@ -1069,15 +1075,19 @@ const fa_cuda_family fa_cuda_backward_sm90_single = {
     .plan = plan_single,
 };
 
-/* Whether a head's key tiles are the blocks of a cluster, and each one's query tiles are the last ones of those of the one before,
- * which all see the first one. */
-static bool is_chain(const fa_problem *p)
+/* Whether each key tile's query tiles are the last ones of those of the one before, which all see the first one. */
+static bool has_nested_tiles(const fa_problem *p)
 {
     const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
-    const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS);
     return can_store_dq(p, &u) && u.n_k == p->rows_k && u.keys_to == p->rows_k &&
-           p->heads_q == p->heads_kv && tiles > 1 && tiles <= FA_BACKWARD_SM90_CHAIN &&
-           p->window_left < 0 && (p->causal || p->window_right < 0);
+           p->heads_q == p->heads_kv && count_key_tiles(p) > 1 && p->window_left < 0 &&
+           (p->causal || p->window_right < 0);
+}
+
+/* Whether a head's key tiles can be the blocks of a cluster. */
+static bool is_chain(const fa_problem *p)
+{
+    return has_nested_tiles(p) && count_key_tiles(p) <= FA_BACKWARD_SM90_CHAIN;
 }
 
 static bool refuse_invariance(const fa_problem *p, char *why, size_t size)
@@ -1094,20 +1104,7 @@ static int64_t count_chains_at_once(const fa_cuda_device *device, int64_t tiles)
     return device->multiprocessors / 18 * (16 / tiles);
 }
 
-/* Whether three key tiles are faster in several rounds of blocks (head dim 128, H200, rate over that of the other families): under a
- * causal mask n 282, 305, 359 and 384 with 128 heads 1.06, 1.08, 1.08, 1.12, with 512 1.06, 1.07, 1.065, 1.075; without one n 359 and
- * 384 with 128 0.97, 0.98, with 256 1.03, 1.02, with 512 1.00, 1.02, n 282 and 305 0.93 to 0.98, where the last block is a short one. */
-static bool is_fast_in_rounds(const fa_problem *p, const fa_cuda_device *device)
-{
-    const int64_t tiles = count_key_tiles(p), blocks = tiles * p->heads_kv * p->batch,
-                  last = p->rows_k - (tiles - 1) * FA_BACKWARD_SM90_KEYS;
-    if (tiles != 3 || !is_above_96(p) || p->rows_q >= p->rows_k + FA_BACKWARD_SM90_QUERIES)
-        return false;
-    if (p->causal) return blocks * 3 > 8 * device->multiprocessors;
-    return last > FA_BACKWARD_SM90_KEYS / 2 && blocks >= 5 * device->multiprocessors;
-}
-
-/* Rate over that of the other families (H200): two key tiles, from one round of blocks to 15, 1.05 to 1.5. More in one round: causal,
+/* Rate over that of the other families (H200): two key tiles, from one round of blocks to 15, 1.05 to 1.5 (but see is_slow_rounding). More in one round: causal,
  * head dim 64, 5, 6 and 8 key tiles 1.23, 1.16, 1.07, 128, 3, 4, 5 and 7 1.09 to 1.2, 1.06 to 1.2, 1.13, 0.94; full, head dim 64, 3
  * and 4 1.28, 1.16, 128, 3, 5 and 8 1.07 to 1.2, 0.93, 0.77. In more rounds 4 0.93 to 0.98. A tile takes longer here, so with many
  * query tiles nothing is won. That needs no words. */
@@ -1119,8 +1116,8 @@ static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, cha
                   most = p->causal ? (narrow ? 8 : 5) : (narrow ? 4 : 3);
     const bool square = p->causal && p->rows_q < p->rows_k + FA_BACKWARD_SM90_QUERIES;
     if (!is_chain(p) || tiles > most || (!square && p->rows_q > 512)) return true;
-    return tiles > 2 && p->heads_kv * p->batch > count_chains_at_once(device, tiles) &&
-           !is_fast_in_rounds(p, device);
+    if (tiles > 2) return p->heads_kv * p->batch > count_chains_at_once(device, tiles);
+    return p->causal && is_above_96(p) && tiles * p->heads_kv * p->batch > device->multiprocessors;
 }
 
 static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -1144,6 +1141,57 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
     .does_few = true,
     .slower = is_slow_chain,
     .plan = plan_chained,
+};
+
+/* Whether a launch that rounds dQ would cost less than blocks that wait for each other's shares. Rate over that of the other families
+ * (H200, head dim 128, by rounds of blocks): causal, 2 key tiles, 1.1 to 12 rounds 1.04 to 1.18; 3 and 4, 1 to 36 rounds 1.12 to 1.36; 5
+ * to 8, 1.1 rounds 0.95 to 1.05, 1.6 to 36 1.10 to 1.33; 10 to 16, 1.1 to 1.5 rounds 0.95 to 1.04, 2.4 to 16 1.04 to 1.20; 18 to 28, 2.2
+ * rounds 1.01, 3.3 to 17 1.00 to 1.10; 32, 5 and 16 rounds 0.98 to 1.00. Full, 2 key tiles 0.92 to 0.99; 3, 1.6 rounds 1.00, 2.1 to 36
+ * 1.05 to 1.14; 4, 1.8 to 2.8 rounds 0.97 to 1.04, 4 to 36 1.04 to 1.11; 5 and 6, 1.7 rounds 0.96, 2.4 to 36 1.03 to 1.08; 7 and 8, 2.4
+ * rounds 0.985, 4 to 18 1.02 to 1.09; 9 to 12, 4 rounds 0.96 to 0.98, 9 to 15 1.00 to 1.03; 16, 9 rounds 0.98. Half as many queries as keys
+ * or fewer 0.84 to 0.89. Where sums must have one order, others wait as well: to 8 key tiles 0.99 to 1.30, causal to 28 1.00 to 1.13, full,
+ * 16 and 32 key tiles 0.98, 0.97. That needs no words. */
+static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, char *why,
+                             size_t size)
+{
+    (void)why, (void)size;
+    const int64_t tiles = count_key_tiles(p),
+                  percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
+    if (!has_nested_tiles(p) || !is_above_96(p) || 3 * p->rows_q < 2 * p->rows_k) return true;
+    if (is_ordered(p)) return tiles > (p->causal ? 28 : 8);
+    if (p->causal)
+        return tiles > 28 || percent < (tiles <= 4    ? 0
+                                        : tiles <= 8  ? 150
+                                        : tiles <= 16 ? 220
+                                                      : 300);
+    return tiles == 2 || tiles > 12 ||
+           percent < (tiles == 3   ? 200
+                      : tiles == 4 ? 300
+                      : tiles <= 6 ? 230
+                      : tiles <= 8 ? 350
+                                   : 800);
+}
+
+static bool plan_rounding(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                          char *why, size_t size)
+{
+    if (!has_nested_tiles(p)) {
+        fa_cuda_say(
+            why, size,
+            "heads share keys, or have one key tile, or lengths of their own, or a window, or "
+            "queries see no key, or the head dim is not a multiple of 8");
+        return false;
+    }
+    return !refuse_invariance(p, why, size) && plan_plain(p, device, plan, why, size);
+}
+
+const fa_cuda_family fa_cuda_backward_sm90_rounding = {
+    .name = "sm90_rounding",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = is_slow_rounding,
+    .plan = plan_rounding,
 };
 
 /* Whether each head has one key tile, and few query tiles. */

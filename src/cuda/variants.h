@@ -29,7 +29,7 @@ typedef struct fa_variant {
     int head_dim, value_dim, columns, options;
     int single_tiles, short_rows, few_queries, tracked;
     int keys, stages, q_stages, static_smem, ordered, persistent, joined, dq_buffers, dq_transposed,
-        chained;
+        chained, rounding;
     int cluster, consumers, chunk, v_rows;                        /* sm90 */
     int warps, split, group_rows, queries, blocks, ahead, slices; /* sm80, sm75 */
     int groups, beside;                                           /* of mixed batches */

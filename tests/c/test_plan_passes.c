@@ -71,7 +71,8 @@ static fa_cuda_plan plan_apart(const fa_problem *p)
     if (plan.family == &fa_cuda_backward_sm90_chained && p->d <= 64)
         return plan_by(&fa_cuda_backward_sm90_persistent, p, &devices[H200]);
     return plan.family == &fa_cuda_backward_sm90_joined ||
-                   plan.family == &fa_cuda_backward_sm90_chained
+                   plan.family == &fa_cuda_backward_sm90_chained ||
+                   plan.family == &fa_cuda_backward_sm90_rounding
                ? plan_by(&fa_cuda_backward_sm90, p, &devices[H200])
                : plan;
 }
@@ -879,12 +880,12 @@ static void test_short_and_full(void)
         int dim;
         bool ordered, causal;
     } rows[] = {
-        {32, 32, 512, 64, true, false},    {8, 32, 512, 64, false, false},
-        {32, 32, 256, 64, false, false},   {32, 32, 1024, 64, false, false},
-        {32, 32, 512, 64, false, true},    {32, 16, 512, 128, true, false},
-        {64, 16, 300, 128, true, false},   {4, 16, 512, 128, false, false},
-        {16, 16, 1000, 128, false, false}, {128, 16, 128, 128, false, false},
-        {32, 16, 512, 96, false, false},   {32, 16, 512, 128, false, true},
+        {32, 32, 512, 64, true, false},   {8, 32, 512, 64, false, false},
+        {32, 32, 256, 64, false, false},  {32, 32, 1024, 64, false, false},
+        {32, 32, 512, 64, false, true},   {32, 16, 512, 128, true, false},
+        {64, 16, 300, 128, true, false},  {4, 16, 512, 128, false, false},
+        {3, 16, 1000, 128, false, false}, {128, 16, 128, 128, false, false},
+        {32, 16, 512, 96, false, false},  {4, 16, 4096, 128, false, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         fa_problem p = make_half(rows[i].batch, rows[i].heads, rows[i].n, rows[i].dim);
@@ -1428,17 +1429,16 @@ static void test_persistent(void)
           "%d bytes of shared memory", l ? (int)l->smem_bytes : 0);
 
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, two full rounds");
-    p.batch = p.blocks_q = p.blocks_k = 20;
+    p = make_half_backward(20, 16, 1664);
     CHECK(plan_of(&p, device).family == family, "head dim 128, many rounds");
     p.deterministic = true;
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "many rounds, one order");
-    p.deterministic = false;
-    p.batch = p.blocks_q = p.blocks_k = 16;
+    p = make_half_backward(4, 16, 1664);
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90_joined, "head dim 128, unasked");
-    p.batch = p.blocks_q = p.blocks_k = 2;
+    p = make_half_backward(1, 16, 1664);
     p.causal = true;
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, causal");
-    p.causal = false;
+    p = make_half_backward(2, 16, 1000);
     p.d = p.d_v = 64;
     CHECK(plan_of(&p, device).family == family, "head dim 64");
     p.deterministic = true;
@@ -1456,14 +1456,14 @@ static void test_persistent(void)
     CHECK(l && l->backward_sm90.counter_offset == 0, "a counter");
 
     const struct {
-        bool deterministic;
+        bool invariant;
         double softcap;
         int64_t d;
         const char *why;
     } refused[] = {{true, 0, 128, "one order"}, {false, 30, 128, "option"}, {false, 0, 192, "192"}};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         p = make_half_backward(1, 2, 1100);
-        p.deterministic = refused[i].deterministic;
+        p.batch_invariant = refused[i].invariant;
         p.softcap = (float)refused[i].softcap;
         p.d = p.d_v = refused[i].d;
         CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why) &&
@@ -1514,15 +1514,15 @@ static void test_full_rows(void)
     static const struct {
         int64_t batch, heads, n;
         const fa_cuda_family *family;
-    } cases[] = {{8, 16, 282, &fa_cuda_backward_sm90_joined},
-                 {8, 16, 448, &fa_cuda_backward_sm90_joined},
-                 {16, 16, 448, &fa_cuda_backward_sm90},
-                 {48, 16, 448, &fa_cuda_backward_sm90_persistent},
-                 {8, 16, 640, &fa_cuda_backward_sm90},
-                 {8, 16, 1024, &fa_cuda_backward_sm90},
-                 {16, 16, 1024, &fa_cuda_backward_sm90_joined},
-                 {20, 16, 1024, &fa_cuda_backward_sm90_persistent},
-                 {8, 16, 1098, &fa_cuda_backward_sm90},
+    } cases[] = {{5, 16, 282, &fa_cuda_backward_sm90_joined},
+                 {8, 16, 282, &fa_cuda_backward_sm90_rounding},
+                 {48, 16, 448, &fa_cuda_backward_sm90_rounding},
+                 {3, 16, 1024, &fa_cuda_backward_sm90},
+                 {16, 16, 1024, &fa_cuda_backward_sm90_rounding},
+                 {7, 16, 1098, &fa_cuda_backward_sm90_joined},
+                 {8, 16, 1098, &fa_cuda_backward_sm90_rounding},
+                 {8, 16, 1664, &fa_cuda_backward_sm90},
+                 {11, 16, 1664, &fa_cuda_backward_sm90_persistent},
                  {8, 16, 2048, &fa_cuda_backward_sm90},
                  {4, 16, 4096, &fa_cuda_backward_sm90_joined}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -1588,10 +1588,10 @@ static void test_chained(void)
                  {1, 2, 640, 640, 128, true, true, true, 5},
                  {1, 2, 768, 768, 128, true, false, false, 0},
                  {1, 2, 512, 512, 128, false, false, false, 0},
-                 {40, 16, 384, 384, 128, true, true, false, 3},
+                 {40, 16, 384, 384, 128, true, false, false, 0},
                  {7, 16, 384, 384, 128, true, false, false, 0},
                  {40, 16, 384, 384, 96, true, false, false, 0},
-                 {40, 16, 359, 359, 128, false, true, false, 3},
+                 {40, 16, 359, 359, 128, false, false, false, 0},
                  {8, 16, 359, 359, 128, false, false, false, 0},
                  {40, 16, 305, 305, 128, false, false, false, 0},
                  {40, 16, 448, 448, 128, true, false, false, 0},
@@ -1633,6 +1633,61 @@ static void test_chained(void)
     p.deterministic = p.batch_invariant = false, p.d = 100;
     CHECK(plan_of(&p, device).family != family, "TMA would store behind a row of dq");
     p.d = 128, p.alibi_slopes = (const float *)somewhere.data;
+    CHECK(plan_of(&p, device).family != family, "an option");
+}
+
+/* Blocks that round dQ: two launches, with sums in the workspace. */
+static void test_rounding(void)
+{
+    static const struct {
+        int64_t batch, heads, n_q, n_k;
+        bool causal, deterministic, rounds;
+    } cases[] = {
+        {41, 24, 216, 216, true, false, true},     {41, 24, 216, 216, false, false, false},
+        {26, 16, 282, 282, false, false, true},    {9, 2, 305, 305, false, false, false},
+        {64, 16, 305, 305, false, false, true},    {10, 1, 359, 359, true, false, false},
+        {20, 8, 448, 448, true, false, true},      {19, 12, 512, 512, true, false, true},
+        {5, 4, 640, 640, true, false, false},      {17, 2, 832, 832, true, false, true},
+        {1, 12, 1536, 1536, true, false, false},   {4, 16, 3584, 3584, true, false, true},
+        {4, 16, 4096, 4096, true, false, false},   {16, 16, 1024, 1024, false, false, true},
+        {16, 16, 2048, 2048, false, false, false}, {30, 4, 512, 768, false, false, true},
+        {30, 4, 256, 1024, true, false, false},    {30, 4, 2048, 512, false, false, true},
+        {15, 4, 300, 300, false, true, true},      {4, 16, 4096, 4096, false, true, false},
+        {1, 16, 768, 768, true, true, true}};
+    const fa_cuda_device *device = &devices[H200];
+    const fa_cuda_family *family = &fa_cuda_backward_sm90_rounding;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n_q);
+        p.n_k = p.rows_k = cases[i].n_k;
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].deterministic;
+        const fa_cuda_plan plan = plan_of(&p, device);
+        CHECK((plan.family == family) == cases[i].rounds, "case %zu: %s", i, plan.family->name);
+        if (!cases[i].rounds || plan.family != family) continue;
+        const fa_cuda_plan_launch *l = &plan.launches[1];
+        const size_t sums = (size_t)tasks_of(&plan.launches[0]) * FA_BACKWARD_SM90_SUM_BYTES(128);
+        CHECK(plan.count == 2 && l->overlaps && l->backward_sm90.whole_dq &&
+                  l->backward_sm90.ordered && l->backward_sm90.first_stored &&
+                  l->backward_sm90.rows_offset == sums,
+              "case %zu: %d launches", i, plan.count);
+        CHECK((int)l->smem_bytes + fa_cuda_static_smem(&fa_variants[l->variant]) <=
+                  device->smem_per_block,
+              "case %zu: shared memory", i);
+    }
+    fa_problem p = make_half_backward(20, 8, 448);
+    p.heads_kv = 2;
+    CHECK(plan_of(&p, device).family != family, "heads that share keys");
+    p.heads_kv = 8, p.window_left = 100;
+    CHECK(plan_of(&p, device).family != family, "a window");
+    p.window_left = -1, p.d = p.d_v = 96;
+    CHECK(plan_of(&p, device).family != family, "96 columns");
+    p.d = p.d_v = 104, p.causal = true;
+    CHECK(plan_of(&p, device).family == family, "104 columns");
+    p.dq = somewhere, p.dq.stride[0] += 4;
+    CHECK(plan_of(&p, device).family != family, "TMA cannot store dq");
+    p.dq = somewhere, p.batch_invariant = true;
+    CHECK(plan_of(&p, device).family != family, "other bits than with more heads");
+    p.batch_invariant = false, p.softcap = 30;
     CHECK(plan_of(&p, device).family != family, "an option");
 }
 
@@ -1690,6 +1745,7 @@ static void test_joined(void)
                   plan.workspace_bytes <= plain + (size_t)units * 8 + 15,
               "case %zu: counters at %zu of %zu bytes, %zu without", i, own->counters_offset,
               plan.workspace_bytes, plain);
+        if (plan_of(&p, device).family == &fa_cuda_backward_sm90_rounding) continue;
         const bool default_one = cases[i].d > 64 && !cases[i].causal;
         CHECK((plan_of(&p, device).family == family) == default_one, "case %zu, unasked", i);
         CHECK(default_one || plan_of(&p, device).workspace_bytes <= plain + 16,
@@ -1720,6 +1776,7 @@ int main(void)
     test_full_rows();
     test_query_parts();
     test_chained();
+    test_rounding();
     test_joined();
     test_head_dims();
     test_variants();

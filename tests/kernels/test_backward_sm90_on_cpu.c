@@ -84,6 +84,11 @@ static const int64_t with_chains[] = {
     60365, 61258, 61592, 62113, 62237, 63018, 63077,  66058,  68257,  68961, 71778,
     75658, 76097, 79853, 90657, 93989, 94629, 101864, 103520, 106040, 108801};
 
+/* Where the last share rounds dQ: blocks that ascend, others that do not, and query tiles with one
+ * share. */
+static const int64_t with_rounding[] = {51200, 51728, 52672, 54413, 54984,  56258, 56762,
+                                        59432, 61536, 64848, 72976, 122096, 125970};
+
 enum {
     PROBLEMS = 160,
     WIDE = 129,
@@ -678,6 +683,9 @@ static int run_listed(void)
     few = &fa_cuda_backward_sm90_chained;
     for (size_t i = 0; i < sizeof with_chains / sizeof *with_chains; i++)
         run_problems(with_chains[i], with_chains[i] + 1);
+    few = &fa_cuda_backward_sm90_rounding;
+    for (size_t i = 0; i < sizeof with_rounding / sizeof *with_rounding; i++)
+        run_problems(with_rounding[i], with_rounding[i] + 1);
     few = NULL;
     return done;
 }
@@ -698,6 +706,7 @@ int main(int argc, char **argv)
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
           : argv[4][0] == 's'     ? &fa_cuda_backward_sm90_single
           : argv[4][0] == 'C'     ? &fa_cuda_backward_sm90_chained
+          : argv[4][0] == 'r'     ? &fa_cuda_backward_sm90_rounding
           : argv[4][0] == 'c'     ? &fa_cuda_backward_sm90
                                   : &fa_cuda_backward_sm90_persistent;
     if (searching) run_listed();
