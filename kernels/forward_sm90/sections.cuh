@@ -47,7 +47,8 @@ enum { QUERY_BITS = QUERIES == 128 ? 7 : 0 /* log2 of QUERIES */ };
 static_assert(1 << QUERY_BITS == QUERIES, "query tiles are halved by shifts");
 
 /* Queries of a query tile. */
-FA_DEVICE int count_tile_queries(const fa_sm90_params *s) { return QUERIES >> s->split.group_bits; }
+FA_DEVICE int count_query_bits(const fa_sm90_params *s) { return QUERY_BITS - s->split.group_bits; }
+FA_DEVICE int count_tile_queries(const fa_sm90_params *s) { return 1 << count_query_bits(s); }
 
 /* Sequences of the line: packed ones as in fa_packed_start, because rows of no sequence get zeros. */
 FA_DEVICE int count_sequences(const fa_attention_params *p)
@@ -103,7 +104,7 @@ FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, 
     const int unknown = p->diagonal_given ? 0 : of->diagonal;
     of->reach.lo = shift_bound(s->reach.lo, unknown);
     of->reach.hi = shift_bound(s->reach.hi, unknown);
-    of->line.tiles = (of->room_q + count_tile_queries(s) - 1) >> (QUERY_BITS - s->split.group_bits);
+    of->line.tiles = (of->room_q + count_tile_queries(s) - 1) >> count_query_bits(s);
     of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
     of->line.keys = of->n_k;
     if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
@@ -121,7 +122,7 @@ FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params 
 
 FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line, int tiles)
 {
-    return fa_sm90_length_of_tiles(line, count_tile_queries(s), s->split.tile_cost, tiles);
+    return fa_sm90_length_of_tiles(line, count_query_bits(s), s->split.tile_cost, tiles);
 }
 
 /* Two lengths of the line together; FA_SM90_LINE if it is too long, which it only is if lengths are wrong. */
@@ -224,7 +225,7 @@ FA_DEVICE section begin_section(const fa_attention_params *p, const fa_sm90_para
                                 const line_cut *cut, int n, sequence_lines *lines)
 {
     section at;
-    const int slice = (int)((uint32_t)n / (uint32_t)s->split.in_step);
+    const int slice = (int)fa_divide_by(n, s->split.by_step);
     const int64_t begin = (int64_t)slice * cut->section;
     at.in_step = n - slice * s->split.in_step;
     at.slice = slice;
@@ -238,7 +239,7 @@ FA_DEVICE section begin_section(const fa_attention_params *p, const fa_sm90_para
         at.left = 0;
         return at;
     }
-    at.head = (int)((uint32_t)x / (uint32_t)of_head);
+    at.head = s->split.line_heads > 1 ? (int)((uint32_t)x / (uint32_t)of_head) : 0;
     at.tile = find_tile_of(s, &at.of.line, x - at.head * of_head);
     at.offset = x - at.head * of_head - length_of_tiles(s, &at.of.line, at.tile);
     return at;
@@ -258,33 +259,6 @@ FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_par
         }
         find_sequence(p, s, at->sequence, &at->of);
     } while (at->of.line.tiles == 0);
-}
-
-/* How many parts a query tile has, of whose second part the section is. */
-FA_DEVICE int count_parts(const fa_sm90_params *s, const line_cut *cut, const section *at, int keys,
-                          int key_tiles)
-{
-    int parts = 2;
-    for (int x = at->offset + cut->section;
-         fa_sm90_cut_at(&s->split, x, keys, KEYS) < key_tiles && parts < FA_SM90_PARTS;
-         x += cut->section)
-        parts++;
-    return min(parts, s->split.slices - at->slice + 1);
-}
-
-/* The note about a query tile whose second part the section has. One lane. */
-FA_DEVICE void note_cut(const fa_attention_params *p, const fa_sm90_params *s, const work_tile *w,
-                        int section, int parts)
-{
-    const fa_tile *t = &w->query_tile;
-    fa_sm90_cut *cut = &s->split.cuts[section];
-    cut->parts = parts;
-    cut->block = (int)t->block_q;
-    cut->row = (int)(t->start_q + t->first);
-    cut->head = (int)t->head;
-    cut->rows = w->rows;
-    cut->queries = w->queries;
-    cut->lse = fa_row_index(p, t, t->first);
 }
 
 FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s,
@@ -307,40 +281,85 @@ FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *
     return t;
 }
 
-/* Describes the query tile at which the section is, or a part of it, and goes to the next. False if it has nothing of the
- * query tile, because its part would be short. */
-FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_sm90_params *s,
-                                        const line_cut *cut, section *at, work_tile *w)
+/* What the section has of the query tile at which it is: key tiles [from, to) of key_tiles; and how much of the line that is. */
+typedef struct section_part {
+    int keys, key_tiles, from, to, length;
+} section_part;
+
+FA_DEVICE section_part find_part_of_section(const fa_sm90_params *s, const section *at)
 {
-    const int keys = fa_sm90_keys_of_tile(&at->of.line, count_tile_queries(s), at->tile),
-              key_tiles = max((keys + KEYS - 1) / KEYS, 1);
-    const int length = min(keys + s->split.tile_cost - at->offset, at->left);
-    const int from = fa_sm90_cut_at(&s->split, at->offset, keys, KEYS);
-    const int to = fa_sm90_cut_at(&s->split, at->offset + length, keys, KEYS);
-    const bool found = from < to;
-    if (found) {
-        const fa_tile *t = &w->query_tile;
-        w->query_tile = make_tile(p, s, at);
-        w->group_bits = s->split.group_bits;
-        w->rows = min(rows_of(w, at->of.room_q - (int)t->first), QUERIES);
-        find_key_tiles(at->of.reach, w);
-        w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
-        w->sums = NULL;
-        if (from > 0 || to < key_tiles) {
-            const int64_t row = (int64_t)(2 * at->number + (from == 0)) * QUERIES;
-            w->out = (char *)(s->split.out + row * VALUE_DIM);
-            w->sums = s->split.sums + row;
-            if (from > 0 && fa_sm90_cut_at(&s->split, at->offset - cut->section, keys, KEYS) == 0 &&
-                threadIdx.x % 32 == 0)
-                note_cut(p, s, w, at->number, count_parts(s, cut, at, keys, key_tiles));
-            take_part(from, to < key_tiles ? to : INT32_MAX, w);
-        }
-        find_tiles_of_consumers(w);
-        find_options(p, s, w);
-    }
-    at->left -= length;
+    section_part part;
+    part.keys = fa_sm90_keys_of_tile(&at->of.line, count_tile_queries(s), at->tile);
+    part.key_tiles = max((part.keys + KEYS - 1) / KEYS, 1);
+    part.length = min(part.keys + s->split.tile_cost - at->offset, at->left);
+    part.from = fa_sm90_cut_at(&s->split, at->offset, part.keys, KEYS);
+    part.to = fa_sm90_cut_at(&s->split, at->offset + part.length, part.keys, KEYS);
+    return part;
+}
+
+FA_DEVICE bool is_cut(const section_part *part)
+{
+    return part->from > 0 || part->to < part->key_tiles;
+}
+
+/* The note about a query tile of which the section has a later part: number `later` of `parts`, counted from 0. One lane. */
+FA_DEVICE void note_cut(const fa_attention_params *p, const fa_sm90_params *s, const line_cut *cut,
+                        const section *at, const section_part *part, const work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    fa_sm90_cut *note = &s->split.cuts[at->number];
+    const fa_sm90_cuts cuts =
+        fa_sm90_count_cuts(&s->split, at->offset, part->keys, cut->section, KEYS);
+    /* There are no other slots, if lengths are wrong. */
+    const int later = min(cuts.before + 1, at->slice);
+    const int parts = later + 1 + min(cuts.behind, s->split.slices - 1 - at->slice);
+    note->parts = parts;
+    note->second = at->number - later + 1;
+    note->first = w->rows * (later - 1) / (parts - 1);
+    note->end = w->rows * later / (parts - 1);
+    note->block = (int)t->block_q;
+    note->row = (int)(t->start_q + t->first);
+    note->head = (int)t->head;
+    note->queries = w->queries;
+    note->lse = fa_row_index(p, t, t->first);
+}
+
+/* The first part of a description: which queries and keys. */
+FA_DEVICE void find_keys_of_part(const fa_attention_params *p, const fa_sm90_params *s,
+                                 const section *at, const section_part *part, work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    w->query_tile = make_tile(p, s, at);
+    w->group_bits = s->split.group_bits;
+    w->rows = min(rows_of(w, at->of.room_q - (int)t->first), QUERIES);
+    find_key_tiles(at->of.reach, w);
+    if (is_cut(part))
+        take_part(part->from, part->to < part->key_tiles ? part->to : INT32_MAX, w);
+}
+
+/* The rest. */
+FA_DEVICE void describe_part(const fa_attention_params *p, const fa_sm90_params *s,
+                             const line_cut *cut, const section *at, const section_part *part,
+                             work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    w->sums = NULL;
+    if (is_cut(part)) {
+        const int64_t row = (int64_t)(2 * at->number + (part->from == 0)) * QUERIES;
+        w->out = (char *)(s->split.out + row * VALUE_DIM);
+        w->sums = s->split.sums + row;
+        if (part->from > 0 && threadIdx.x % 32 == 0) note_cut(p, s, cut, at, part, w);
+    } else w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
+    find_tiles_of_consumers(w);
+    find_options(p, s, w);
+}
+
+/* Goes to the next query tile, if the section has something of it. */
+FA_DEVICE void end_part(const fa_attention_params *p, const fa_sm90_params *s,
+                        const section_part *part, section *at)
+{
+    at->left -= part->length;
     if (at->left > 0) next_tile_of_line(p, s, at);
-    return found;
 }
 
 #endif

@@ -230,7 +230,7 @@ static void check_parts(const fa_sm90_split *split, int32_t begin, int32_t keys,
 {
     const int32_t tiles = keys > 0 ? (keys + tile_keys - 1) / tile_keys : 1,
                   end = begin + keys + split->tile_cost;
-    int32_t parts = 0, done = 0;
+    int32_t parts = 0, done = 0, wanted = 0;
     for (int32_t n = begin / section; n * section < end; n++) {
         const int32_t last = (n + 1) * section < end ? (n + 1) * section : end;
         const int32_t from = fa_sm90_cut_at(split, n * section - begin, keys, tile_keys),
@@ -239,22 +239,34 @@ static void check_parts(const fa_sm90_split *split, int32_t begin, int32_t keys,
               (int)from, (int)to, (int)done);
         CHECK(to == from || to - from == tiles || 2 * (to - from) >= split->least,
               "a part has %d of %d key tiles", (int)(to - from), (int)tiles);
+        if (from > 0 && to > from) {
+            const fa_sm90_cuts cuts =
+                fa_sm90_count_cuts(split, n * section - begin, keys, section, tile_keys);
+            CHECK(cuts.before == parts - 1, "%d cuts before part %d", (int)cuts.before, (int)parts);
+            CHECK(wanted == 0 || wanted == cuts.before + cuts.behind + 2, "%d and %d parts",
+                  (int)wanted, (int)(cuts.before + cuts.behind + 2));
+            wanted = cuts.before + cuts.behind + 2;
+        }
         parts += to > from;
         done = to;
     }
-    CHECK(done == tiles && parts >= 1 && parts <= FA_SM90_PARTS, "%d of %d key tiles, %d parts",
-          (int)done, (int)tiles, (int)parts);
+    CHECK(done == tiles && parts >= 1 && parts <= FA_SM90_SECTION_PARTS,
+          "%d of %d key tiles, %d parts", (int)done, (int)tiles, (int)parts);
+    CHECK(wanted == 0 || wanted == parts, "%d parts, expected %d", (int)wanted, (int)parts);
 }
 
 /* Sections of random lines. */
 static void test_sections(void)
 {
-    static const int32_t queries[] = {64, 128, 192}, tile_keys[] = {80, 96, 128};
+    static const int32_t tile_keys[] = {80, 96, 128};
     uint64_t state = 1;
     for (int i = 0; i < 2000; i++) {
-        const int32_t q = queries[draw(&state, 3)], k = tile_keys[draw(&state, 3)];
+        const int32_t bits = 5 + (int32_t)draw(&state, 3), q = 1 << bits,
+                      k = tile_keys[draw(&state, 3)], slices = (int32_t)draw(&state, 60) + 1;
         const fa_sm90_split split = {.queries = q,
-                                     .slices = (int32_t)draw(&state, 60) + 1,
+                                     .slices = slices,
+                                     .by_slices = fa_reciprocal_of(slices),
+                                     .by_few_slices = fa_reciprocal_of(7),
                                      .few_slices = 7,
                                      .few_keys = 1000,
                                      .tile_cost = (int32_t)draw(&state, 300) + 1,
@@ -265,7 +277,7 @@ static void test_sections(void)
         for (int n = 0; n < 4; n++) {
             lines[n] = draw_line(&state);
             for (int32_t t = 0; t <= lines[n].tiles; t++) {
-                const int32_t own = fa_sm90_length_of_tiles(&lines[n], q, split.tile_cost, t),
+                const int32_t own = fa_sm90_length_of_tiles(&lines[n], bits, split.tile_cost, t),
                               want = count_length(&lines[n], q, split.tile_cost, t);
                 CHECK(own == want, "%d tiles: %d, expected %d", (int)t, (int)own, (int)want);
             }
