@@ -254,6 +254,7 @@ FA_DEVICE void begin_sections(const pipeline *pipe, const fa_attention_params *p
                               const fa_sm90_params *s, section_schedule *now)
 {
     sequence_lines lines;
+    prefetch_lengths(p);
     if (DESCRIBES_FIRST) __syncthreads();
     wait_for_other_grids(); /* they may write lengths */
     lines.first = -1;

@@ -11,6 +11,7 @@
 #include "common/sequence.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
+#include "ptx/grid.cuh"
 
 #if SPLIT
 
@@ -56,37 +57,50 @@ FA_DEVICE int count_sequences(const fa_attention_params *p)
     return (int)p->batch + (p->cu_seqlens_q ? 2 : 0);
 }
 
-/* As fa_locate_packed and fa_locate_padded do. */
-FA_DEVICE void find_queries(const fa_attention_params *p, int sequence, line_sequence *of)
+/* What memory says about a sequence. All of it is loaded before any of it is used, because a load takes long. */
+typedef struct loaded_lengths {
+    int before, behind, n_q; /* where the sequence's queries begin and end; how many there are */
+    int first_k, end_k, n_k; /* the same of keys */
+} loaded_lengths;
+
+/* is_one: whether the number is that of a sequence, and not of the rows before or behind all of them. */
+FA_DEVICE loaded_lengths load_lengths(const fa_attention_params *p, int sequence, bool is_one,
+                                      int batch)
 {
-    const int rows = (int)p->rows_q, batch = (int)p->batch;
-    bool is_one = true;
-    of->batch = sequence;
-    of->start_q = 0;
-    of->room_q = rows;
-    if (p->cu_seqlens_q) {
-        const int before = sequence > 0 ? clamp(p->cu_seqlens_q[sequence - 1], rows) : 0,
-                  behind = sequence <= batch ? clamp(p->cu_seqlens_q[sequence], rows) : rows;
-        is_one = sequence > 0 && sequence <= batch;
-        of->batch = is_one ? sequence - 1 : 0;
-        of->start_q = before;
-        of->room_q = max(0, behind - before);
-        if (is_one && of->room_q < p->fewest_queries) of->room_q = 0;
-    }
-    of->n_q = is_one ? of->room_q : 0;
-    if (is_one && p->seqlens_q) of->n_q = clamp(p->seqlens_q[of->batch], of->room_q);
+    loaded_lengths x = {0, INT32_MAX, INT32_MAX, 0, INT32_MAX, INT32_MAX};
+    if (p->cu_seqlens_q && sequence > 0) x.before = p->cu_seqlens_q[sequence - 1];
+    if (p->cu_seqlens_q && sequence <= (int)p->batch) x.behind = p->cu_seqlens_q[sequence];
+    if (p->seqlens_q && is_one) x.n_q = p->seqlens_q[batch];
+    if (p->cu_seqlens_k) x.first_k = p->cu_seqlens_k[batch], x.end_k = p->cu_seqlens_k[batch + 1];
+    if (p->seqlens_k) x.n_k = p->seqlens_k[batch];
+    return x;
 }
 
-/* As fa_locate_keys does. */
-FA_DEVICE void find_keys(const fa_attention_params *p, line_sequence *of)
+/* The lengths of the first sequences, while the grid in front ends. */
+FA_DEVICE void prefetch_lengths(const fa_attention_params *p)
 {
-    of->start_k = 0;
+    const int sequence = min((int)threadIdx.x % 32, (int)p->batch - 1);
+    if (p->cu_seqlens_q) ptx_prefetch(p->cu_seqlens_q + sequence);
+    if (p->seqlens_q) ptx_prefetch(p->seqlens_q + sequence);
+    if (p->cu_seqlens_k) ptx_prefetch(p->cu_seqlens_k + sequence);
+    if (p->seqlens_k) ptx_prefetch(p->seqlens_k + sequence);
+}
+
+/* As fa_locate_packed, fa_locate_padded and fa_locate_keys do. */
+FA_DEVICE void find_rows_and_keys(const fa_attention_params *p, int sequence, line_sequence *of)
+{
+    const int rows = (int)p->rows_q;
+    const bool packed = p->cu_seqlens_q, is_one = !packed || (sequence > 0 && sequence <= (int)p->batch);
+    of->batch = !packed ? sequence : is_one ? sequence - 1 : 0;
+    const loaded_lengths x = load_lengths(p, sequence, is_one, of->batch);
+    of->start_q = packed ? clamp(x.before, rows) : 0;
+    of->room_q = max(0, clamp(x.behind, rows) - of->start_q);
+    if (packed && is_one && of->room_q < p->fewest_queries) of->room_q = 0;
+    of->n_q = is_one ? clamp(x.n_q, of->room_q) : 0;
+    of->start_k = max(0, x.first_k);
     of->n_k = (int)p->max_k;
-    if (p->cu_seqlens_k) {
-        of->start_k = max(0, p->cu_seqlens_k[of->batch]);
-        of->n_k = max(0, clamp(p->cu_seqlens_k[of->batch + 1], (int)p->rows_k) - of->start_k);
-    }
-    if (p->seqlens_k) of->n_k = clamp(p->seqlens_k[of->batch], of->n_k);
+    if (p->cu_seqlens_k) of->n_k = max(0, clamp(x.end_k, (int)p->rows_k) - of->start_k);
+    of->n_k = clamp(x.n_k, of->n_k);
     if (of->n_q == 0) of->n_k = of->start_k = 0;
 }
 
@@ -115,8 +129,7 @@ FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, 
 FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params *s, int sequence,
                              line_sequence *of)
 {
-    find_queries(p, sequence, of);
-    find_keys(p, of);
+    find_rows_and_keys(p, sequence, of);
     find_line(p, s, of);
 }
 

@@ -302,11 +302,14 @@ static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
     const fa_sm90_split *split = &l->sm90.split;
-    const int64_t sections = split->sections,
-                  rows = 128 / ((fa_variants[l->variant].value_dim + 7) / 8);
+    const int64_t sections = split->sections, queries = split->queries >> split->group_bits;
     const int blocks = devices[H200].multiprocessors;
-    const int rounds = p->batch * p->n_k * p->heads_kv * 2 * (p->d + p->d_v) > 80 << 20 ? 2 : 1;
     const int64_t heads = p->heads_q >> split->group_bits, in_step = split->in_step;
+    const int64_t padded = (p->max_q + queries - 1) / queries * p->batch,
+                  packed = p->rows_q / queries + p->batch;
+    const int64_t readers = (padded < packed ? padded : packed) * heads / (p->heads_kv * p->batch);
+    const bool many = p->batch * p->n_k * p->heads_kv * 2 * (p->d + p->d_v) > 80 << 20;
+    const int rounds = many && readers >= 8 ? 2 : 1;
     CHECK(in_step * split->line_heads == heads && sections == in_step * split->slices &&
               sections == rounds * blocks / in_step * in_step &&
               split->few_slices == blocks / in_step &&
@@ -322,8 +325,7 @@ static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
     CHECK(l->grid == (uint32_t)(sections < blocks ? sections : blocks) && l->overlaps &&
               merge->overlaps && !merge->idle,
           "%u blocks", l->grid);
-    CHECK(merge->grid == sections * ((split->queries + rows - 1) / rows), "%u blocks merge",
-          merge->grid);
+    CHECK(merge->grid == 4 * sections, "%u blocks merge", merge->grid);
     CHECK(strstr(fa_variants[merge->variant].name, "forward_sm90_merge_lengths"), "%s",
           fa_variants[merge->variant].name);
 }
