@@ -46,8 +46,8 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
                 cleared);
 }
 
-/* With sections: the block's first keys, if they are known before the first work tile has been described. NULL: they are
- * loaded with the work tile. */
+/* With sections: the block's first queries and keys, if they are known before the first work tile has been described. NULL: they
+ * are loaded with the work tile. */
 FA_DEVICE const fa_tile *acquire_first_keys(const pipeline *pipe, const fa_sm90_params *s, int *key)
 {
 #if SPLIT
@@ -77,12 +77,16 @@ FA_DEVICE void produce_queries_and_keys(const pipeline *pipe, const fa_attention
     int number = 0, key;
     tile_count count = 0;
     const fa_tile *first = acquire_first_keys(pipe, s, &key);
-    if (first) load_key_tile(pipe, p, s, first, key, 0);
+    if (first) {
+        load_key_tile(pipe, p, s, first, key, 0);
+        for (int c = 0; c < CONSUMERS && threadIdx.x % 32 == 0; c++)
+            load_queries(pipe, s, first, c, 0);
+    }
     const work_tile *w = acquire_work_tile(pipe, 0);
     while (w->key_tiles) {
         for (int tile = 0; tile < w->key_tiles; tile++, count++) {
-            if (!first || count > 0)
-                load_key_tile(pipe, p, s, &w->query_tile, w->first_key + tile * KEYS, count);
+            if (first && count == 0) continue;
+            load_key_tile(pipe, p, s, &w->query_tile, w->first_key + tile * KEYS, count);
             for (int c = 0; c < CONSUMERS && tile == 0; c++)
                 produce_consumer_queries(pipe, s, w, c, number);
         }

@@ -53,7 +53,7 @@ enum {
     FA_SM90_MERGE_THREADS = 128, /* of a block of forward_sm90_merge */
     FA_SM90_MERGE_COLUMNS = 8,   /* of such a thread */
     FA_SM90_MERGE_BLOCKS = 5,    /* of a multiprocessor, with sections; */
-    FA_SM90_MERGE_SHARES = 4     /* of a section's rows: so many blocks merge them */
+    FA_SM90_MERGE_SHARES = 8     /* of a section's rows: so many blocks merge them */
 };
 
 /* Rows of a query tile that a block of forward_sm90_merge has at a time if there are sections. */

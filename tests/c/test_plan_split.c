@@ -325,7 +325,7 @@ static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
     CHECK(l->grid == (uint32_t)(sections < blocks ? sections : blocks) && l->overlaps &&
               merge->overlaps && !merge->idle,
           "%u blocks", l->grid);
-    CHECK(merge->grid == 4 * sections, "%u blocks merge", merge->grid);
+    CHECK(merge->grid == 8 * sections, "%u blocks merge", merge->grid);
     CHECK(strstr(fa_variants[merge->variant].name, "forward_sm90_merge_lengths"), "%s",
           fa_variants[merge->variant].name);
 }
