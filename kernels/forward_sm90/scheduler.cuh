@@ -235,7 +235,8 @@ FA_DEVICE void schedule_section(const pipeline *pipe, const fa_attention_params 
     work_tile w;
     while (now->at.left > 0 && now->number < most) {
         const section_part part = find_part_of_section(s, &now->at);
-        if (part.from < part.to) { /* otherwise the section has none of it, because its part would be short */
+        if (part.from <
+            part.to) { /* otherwise the section has none of it, because its part would be short */
             find_keys_of_part(p, s, &now->at, &part, &w);
             if (most == 1) publish_first_keys(pipe, &w, w.key_tiles);
             describe_part(p, s, &now->cut, &now->at, &part, &w);

@@ -90,7 +90,8 @@ FA_DEVICE void prefetch_lengths(const fa_attention_params *p)
 FA_DEVICE void find_rows_and_keys(const fa_attention_params *p, int sequence, line_sequence *of)
 {
     const int rows = (int)p->rows_q;
-    const bool packed = p->cu_seqlens_q, is_one = !packed || (sequence > 0 && sequence <= (int)p->batch);
+    const bool packed = p->cu_seqlens_q,
+               is_one = !packed || (sequence > 0 && sequence <= (int)p->batch);
     of->batch = !packed ? sequence : is_one ? sequence - 1 : 0;
     const loaded_lengths x = load_lengths(p, sequence, is_one, of->batch);
     of->start_q = packed ? clamp(x.before, rows) : 0;
@@ -346,8 +347,7 @@ FA_DEVICE void find_keys_of_part(const fa_attention_params *p, const fa_sm90_par
     w->group_bits = s->split.group_bits;
     w->rows = min(rows_of(w, at->of.room_q - (int)t->first), QUERIES);
     find_key_tiles(at->of.reach, w);
-    if (is_cut(part))
-        take_part(part->from, part->to < part->key_tiles ? part->to : INT32_MAX, w);
+    if (is_cut(part)) take_part(part->from, part->to < part->key_tiles ? part->to : INT32_MAX, w);
 }
 
 /* The rest. */

@@ -89,7 +89,7 @@ typedef struct fa_sm90_split {
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
     int32_t first_tile[FA_SM90_PARTS],
         first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
-    /* 0: there is no line. Otherwise these, `queries` and `value_dim` are all that is used. */
+    /* 0: there is no line. Otherwise these, `queries` and `value_dim` are all that is used; of whole tiles group_bits. */
     int32_t sections, tile_cost; /* the cost in keys */
     int32_t group_bits;          /* log2 of the query heads that share query tiles */
     int32_t in_step, line_heads,
@@ -169,7 +169,8 @@ FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line, int
 }
 
 /* The length of sections: so that there are no more of them, that a tile with the most keys has at most
- * FA_SM90_SECTION_PARTS parts, and that they are not shorter than they may be. all_keys: of all sequences; tile_keys: of a key tile. */
+ * FA_SM90_SECTION_PARTS parts, and that they are not shorter than they may be. all_keys: of all sequences; tile_keys: of a key
+ * tile. */
 FA_SHARED_FUNCTION int32_t fa_sm90_section_length(const fa_sm90_split *split, int32_t length,
                                                   int32_t all_keys, int32_t most_keys,
                                                   int32_t tile_keys)
@@ -178,7 +179,8 @@ FA_SHARED_FUNCTION int32_t fa_sm90_section_length(const fa_sm90_split *split, in
     const int32_t sections = many ? split->slices : split->few_slices;
     const int32_t each = (int32_t)fa_divide_by(length + sections - 1,
                                                many ? split->by_slices : split->by_few_slices),
-                  least = split->least * tile_keys, longest = most_keys / (FA_SM90_SECTION_PARTS - 3) + 1,
+                  least = split->least * tile_keys,
+                  longest = most_keys / (FA_SM90_SECTION_PARTS - 3) + 1,
                   more = least > longest ? least : longest;
     return each > more ? each : more;
 }

@@ -681,10 +681,8 @@ static void set_whole_tiles(const fa_problem *p, const fa_cuda_device *device, f
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
                        1 << s.group_bits, QUERY_BOX);
     fa_cuda_set_tasks(l, s.tiles, tasks);
-    l->sm90.split = (fa_sm90_split){.parts = 0,
-                                    .queries = s.rows,
-                                    .value_dim = v->value_dim,
-                                    .group_bits = s.group_bits};
+    l->sm90.split = (fa_sm90_split){
+        .parts = 0, .queries = s.rows, .value_dim = v->value_dim, .group_bits = s.group_bits};
     l->grid = (uint32_t)(tasks < device->multiprocessors ? tasks : device->multiprocessors);
 }
 
@@ -794,7 +792,8 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     if (shared == INFINITY && whole == INFINITY && !few) return true;
     fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
     if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
-    const shape s = find_shape(p, v), alone = find_shape(p, &fa_variants[plain.launches[0].variant]);
+    const shape s = find_shape(p, v),
+                alone = find_shape(p, &fa_variants[plain.launches[0].variant]);
     const double others = plain_seconds(p, &plain.launches[0]);
     if (others > least_gain_of_sharing * shared ||
         average_seconds(&alone, blocks) > least_gain_of_sharing * whole)

@@ -415,6 +415,38 @@ static void test_unaligned(void)
           plan.family->name, plan.workspace_bytes, room);
 }
 
+/* Many short sequences: heads share whole query tiles, in one launch, where that leaves clearly fewer of them. */
+static void test_whole_tiles(void)
+{
+    static const struct {
+        int64_t batch, heads, heads_kv, n, tiles; /* 0: another family */
+    } cases[] = {{64, 32, 8, 150, 5}, {128, 16, 2, 70, 5}, {64, 32, 32, 150, 0},
+                 {64, 32, 8, 256, 0}, {1, 32, 8, 150, 0},  {64, 12, 4, 150, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_problem(cases[i].heads, cases[i].n, cases[i].n, 128);
+        fa_cuda_plan plan;
+        char text[400];
+        p.batch = p.blocks_q = p.blocks_k = cases[i].batch;
+        p.heads_kv = cases[i].heads_kv;
+        set_view(&p.k, p.n_k, p.heads_kv, 128);
+        set_view(&p.v, p.n_k, p.heads_kv, 128);
+        CHECK(plan_by(NULL, &p, &plan), "no plan");
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        CHECK((plan.family == split_family) == (cases[i].tiles > 0), "case %d: %s", (int)i,
+              plan.family->name);
+        if (cases[i].tiles == 0) continue;
+        const int64_t tasks = cases[i].tiles * cases[i].batch * cases[i].heads_kv;
+        CHECK(plan.count == 1 && plan.workspace_bytes == 0 && l->sm90.split.parts == 0 &&
+                  1 << l->sm90.split.group_bits == p.heads_q / p.heads_kv,
+              "case %d", (int)i);
+        CHECK(l->tiles == cases[i].tiles && l->tasks == tasks && l->grid == 132, "%d tasks",
+              (int)l->tasks);
+        fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
+        CHECK(strstr(text, "forward_sm90_split_d128_bf16: ") && strstr(text, "at most 1 part"),
+              "%s", text);
+    }
+}
+
 static void test_refusals(void)
 {
     static const float numbers[] = {1};
@@ -491,6 +523,7 @@ int main(void)
     test_kinds_of_lengths();
     test_mixed();
     test_unaligned();
+    test_whole_tiles();
     test_refusals();
     test_by_name();
     test_workspace();

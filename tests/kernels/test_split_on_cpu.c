@@ -428,7 +428,8 @@ int main(int argc, char **argv)
         printf("%5d with sections and lengths that the host knows\n", uniform);
         for (int i = 2; i <= FA_SM90_SECTION_PARTS; i++)
             if (cuts[i]) printf("%5d query tiles in parts of %d sections\n", cuts[i], i);
-        for (int i = 2; i <= FA_SM90_SECTION_PARTS; i++) printf("%5d with %d parts\n", with_parts[i], i);
+        for (int i = 2; i <= FA_SM90_SECTION_PARTS; i++)
+            printf("%5d with %d parts\n", with_parts[i], i);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }
