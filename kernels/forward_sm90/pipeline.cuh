@@ -28,16 +28,6 @@ enum {
     NAMED_BARRIER_ISSUE, /* of consumer 0, and so on: where it waits until it may issue products (multiply.cuh) */
 };
 
-#if SPLIT
-
-/* The first keys of a block that has sections. */
-typedef struct first_keys {
-    fa_tile query_tile;
-    int32_t first_key, key_tiles; /* of a work tile */
-} first_keys;
-
-#endif
-
 typedef struct shared_state {
     uint64_t entry_full[QUEUE_ENTRIES], entry_empty[QUEUE_ENTRIES];
     uint64_t q_full[Q_STAGES][CONSUMERS], q_empty[Q_STAGES][CONSUMERS];
@@ -48,7 +38,7 @@ typedef struct shared_state {
     uint64_t balanced_full;
     uint32_t new_max[CONSUMERS][2]; /* counts of tiles that had a new max: consumer.cuh */
 #if SPLIT
-    first_keys first;
+    work_tile first; /* with sections: which queries and keys the first work tile has */
     uint64_t first_full;
 #endif
 #if OPTIONS & FA_SM90_BIAS

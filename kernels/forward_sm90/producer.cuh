@@ -19,47 +19,57 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* Loads the key tile from this key on. count: of tiles so far, through all work tiles. */
+/* A key tile that is being loaded. */
+typedef struct tile_to_load {
+    const work_tile *w;
+    int tile;
+    tile_count count; /* of tiles so far, through all work tiles */
+} tile_to_load;
+
 FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
-                             const fa_sm90_params *s, const fa_tile *t, int key, tile_count count)
+                             const fa_sm90_params *s, const tile_to_load *at)
 {
-    const int stage = stage_of(count);
-    const kv_box box = {key, KEYS, 0, K_BLOCKS};
-    const lane_rows own = find_lane_rows(&box, p, s, t);
+    const work_tile *w = at->w;
+    const int stage = stage_of(at->count);
+    const kv_box box = {w->first_key + at->tile * KEYS, KEYS, 0, K_BLOCKS};
+    const lane_rows own = find_lane_rows(&box, p, s, &w->query_tile);
     __syncwarp(); /* no lane comes to a barrier two phases late */
-    ptx_mbarrier_wait(&pipe->state->k_empty[stage], parity_of(count) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->k_empty[stage], parity_of(at->count) ^ 1);
     load_box(pipe->k + stage * K_BYTES, &s->k, &s->k_step, &pipe->state->k_full[stage], &box, &own,
-             t);
+             &w->query_tile);
 }
 
 /* cleared: see load_values. */
 FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *p,
-                               const fa_sm90_params *s, const fa_tile *t, int key, tile_count count,
-                               int *cleared)
+                               const fa_sm90_params *s, const tile_to_load *at, int *cleared)
 {
-    const int stage = stage_of(count);
-    const kv_box box = {key, KEYS, 0, V_BLOCKS};
-    const lane_rows own = find_lane_rows(&box, p, s, t);
+    const int stage = stage_of(at->count);
+    const kv_box box = {at->w->first_key + at->tile * KEYS, KEYS, 0, V_BLOCKS};
+    const lane_rows own = find_lane_rows(&box, p, s, &at->w->query_tile);
     __syncwarp();
-    ptx_mbarrier_wait(&pipe->state->v_empty[stage], parity_of(count) ^ 1);
-    load_values(pipe, p, s, t, &box, &own, pipe->v + stage * V_BYTES, &pipe->state->v_full[stage],
-                cleared);
+    ptx_mbarrier_wait(&pipe->state->v_empty[stage], parity_of(at->count) ^ 1);
+    load_values(pipe, p, s, &at->w->query_tile, &box, &own, pipe->v + stage * V_BYTES,
+                &pipe->state->v_full[stage], cleared);
 }
 
-/* With sections: the block's first queries and keys, if they are known before the first work tile has been described. NULL: they
- * are loaded with the work tile. */
-FA_DEVICE const fa_tile *acquire_first_keys(const pipeline *pipe, const fa_sm90_params *s, int *key)
+/* The first work tile. With sections, its first keys and its queries are known before all of its description. */
+FA_DEVICE const work_tile *acquire_first_keys(const pipeline *pipe, const fa_sm90_params *s)
 {
 #if SPLIT
-    const first_keys *first = &pipe->state->first;
-    if (s->split.sections == 0) return NULL;
-    ptx_mbarrier_wait(&pipe->state->first_full, 0);
-    *key = first->first_key;
-    return first->key_tiles ? &first->query_tile : NULL;
+    if (s->split.sections) {
+        ptx_mbarrier_wait(&pipe->state->first_full, 0);
+        if (pipe->state->first.key_tiles) return &pipe->state->first;
+    }
 #else
-    (void)pipe, (void)s, (void)key;
-    return NULL;
+    (void)s;
 #endif
+    return acquire_work_tile(pipe, 0);
+}
+
+/* Behind a key tile: that was all that is known of the first work tile before its description. */
+FA_DEVICE void acquire_description(const pipeline *pipe, tile_to_load *at)
+{
+    if (SPLIT && at->count == 0) at->w = acquire_work_tile(pipe, 0);
 }
 
 /* While the first work tile is being described: the first load would wait for the map. */
@@ -74,44 +84,34 @@ FA_DEVICE void produce_queries_and_keys(const pipeline *pipe, const fa_attention
 {
     prefetch_map(&s->k);
     prefetch_map(&s->q);
-    int number = 0, key;
-    tile_count count = 0;
-    const fa_tile *first = acquire_first_keys(pipe, s, &key);
-    if (first) {
-        load_key_tile(pipe, p, s, first, key, 0);
-        for (int c = 0; c < CONSUMERS && threadIdx.x % 32 == 0; c++)
-            load_queries(pipe, s, first, c, 0);
-    }
-    const work_tile *w = acquire_work_tile(pipe, 0);
-    while (w->key_tiles) {
-        for (int tile = 0; tile < w->key_tiles; tile++, count++) {
-            if (first && count == 0) continue;
-            load_key_tile(pipe, p, s, &w->query_tile, w->first_key + tile * KEYS, count);
-            for (int c = 0; c < CONSUMERS && tile == 0; c++)
-                produce_consumer_queries(pipe, s, w, c, number);
+    tile_to_load at = {acquire_first_keys(pipe, s), 0, 0};
+    int number = 0;
+    while (at.w->key_tiles) {
+        for (at.tile = 0; at.tile < at.w->key_tiles; at.tile++, at.count++) {
+            load_key_tile(pipe, p, s, &at);
+            for (int c = 0; c < CONSUMERS && at.tile == 0; c++)
+                produce_consumer_queries(pipe, s, at.w, c, number);
+            acquire_description(pipe, &at);
         }
         release_work_tile(pipe, number);
-        w = acquire_work_tile(pipe, ++number);
+        at.w = acquire_work_tile(pipe, ++number);
     }
-    for (int c = 0; c < CONSUMERS; c++) produce_consumer_queries(pipe, s, w, c, number);
+    for (int c = 0; c < CONSUMERS; c++) produce_consumer_queries(pipe, s, at.w, c, number);
 }
 
 FA_DEVICE void produce_values(const pipeline *pipe, const fa_attention_params *p,
                               const fa_sm90_params *s)
 {
     prefetch_map(&s->v);
-    int cleared = 0, number = 0, key;
-    tile_count count = 0;
-    const fa_tile *first = acquire_first_keys(pipe, s, &key);
-    if (first) load_value_tile(pipe, p, s, first, key, 0, &cleared);
-    const work_tile *w = acquire_work_tile(pipe, 0);
-    while (w->key_tiles) {
-        for (int tile = 0; tile < w->key_tiles; tile++, count++)
-            if (!first || count > 0)
-                load_value_tile(pipe, p, s, &w->query_tile, w->first_key + tile * KEYS, count,
-                                &cleared);
+    int cleared = 0, number = 0;
+    tile_to_load at = {acquire_first_keys(pipe, s), 0, 0};
+    while (at.w->key_tiles) {
+        for (at.tile = 0; at.tile < at.w->key_tiles; at.tile++, at.count++) {
+            load_value_tile(pipe, p, s, &at, &cleared);
+            acquire_description(pipe, &at);
+        }
         release_work_tile(pipe, number);
-        w = acquire_work_tile(pipe, ++number);
+        at.w = acquire_work_tile(pipe, ++number);
     }
 }
 

@@ -220,7 +220,7 @@ typedef struct section_schedule {
  * they learn it with the work tile. */
 FA_DEVICE void publish_first_keys(const pipeline *pipe, const work_tile *w, int key_tiles)
 {
-    first_keys *first = &pipe->state->first;
+    work_tile *first = &pipe->state->first;
     if (threadIdx.x % 32 != 0) return;
     first->query_tile = w->query_tile;
     first->first_key = w->first_key;

@@ -546,10 +546,10 @@ static int64_t count_rounds(const fa_problem *p, const shape *s)
 
 /* Batches of few and of many queries: sections are faster if there are few work tiles, because those of few queries are mostly
  * empty (H200, page 64, us, one chunk of 512 and decodes at 8k, sections and mixed_beside: 16 heads of 4, 15 decodes, 124 work
- * tiles, 126, 175; 32 of 8, 15, 248, 252, 258; 60, 608, 649, 499). */
+ * tiles, 122, 175; 32 of 8, 15, 248, 228, 265; 16 of 4, 60, 304, 304, 281; 32 of 8, 60, 608, 612, 493). */
 static bool has_few_work_tiles(int64_t work_tiles, int64_t blocks)
 {
-    return 2 * work_tiles <= 3 * blocks;
+    return work_tiles <= 2 * blocks;
 }
 
 /* Of packed keys the host knows only the sum, and with many work tiles little is won (H200, us without and with sections: 8,000,

@@ -383,7 +383,8 @@ static void test_mixed(void)
     } cases[] = {{4, 7, 518, 512, "sm90_split"},     {8, 3, 1512, 700, "sm90_split"},
                  {4, 60, 571, 512, "mixed_beside"},  /* few queries on average */
                  {8, 60, 1571, 512, "mixed_beside"}, /* many work tiles */
-                 {32, 7, 518, 512, "mixed_beside"},  {16, 16, 527, 512, "sm90_split"},
+                 {32, 7, 518, 512, "sm90_split"},    {16, 16, 527, 512, "sm90_split"},
+                 {32, 15, 527, 512, "mixed_beside"},
                  {16, 3, 2816, 2048, "sm90_split"}, /* uneven chunks */
                  {32, 3, 2816, 2048, "sm90_split"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
