@@ -397,6 +397,12 @@ static shape find_longest(const fa_problem *p, const fa_variant *v)
     return 10 * count_work_tiles(p, &shared) <= 8 * count_work_tiles(p, &alone) ? shared : alone;
 }
 
+/* Whole query tiles that heads share, without lengths on the device. */
+static shape find_whole_tiles(const fa_problem *p, const fa_variant *v)
+{
+    return share_tiles(find_shape(p, v), choose_group_bits(p));
+}
+
 /* What the multiprocessors have to do. */
 typedef struct work {
     int64_t tiles;           /* work tiles */
@@ -503,8 +509,9 @@ static double average_seconds(const shape *s, int64_t blocks)
 static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     if (fa_cuda_has_own_lengths(p)) return INFINITY;
-    const shape s = find_longest(p, v);
+    const shape s = find_whole_tiles(p, v), alone = find_shape(p, v);
     if (s.group_bits == 0 || s.tiles > INT32_MAX / s.heads) return INFINITY;
+    if (10 * s.tiles * s.heads > 9 * alone.tiles * alone.heads) return INFINITY;
     return average_seconds(&s, blocks);
 }
 
@@ -676,7 +683,7 @@ static void set_whole_tiles(const fa_problem *p, const fa_cuda_device *device, f
 {
     fa_cuda_plan_launch *l = &plan->launches[0];
     const fa_variant *v = &fa_variants[l->variant];
-    const shape s = share_tiles(find_shape(p, v), choose_group_bits(p));
+    const shape s = find_whole_tiles(p, v);
     const int64_t tasks = s.tiles * s.heads;
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
                        1 << s.group_bits, QUERY_BOX);
@@ -796,7 +803,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
                 alone = find_shape(p, &fa_variants[plain.launches[0].variant]);
     const double others = plain_seconds(p, &plain.launches[0]);
     if (others > least_gain_of_sharing * shared ||
-        average_seconds(&alone, blocks) > least_gain_of_sharing * whole)
+        average_seconds(&alone, blocks) > least_gain * whole)
         return false;
     return !few || others <= least_gain * ideal_seconds(&s, blocks) ||
            others <= least_gain * choose_length(&s, device).seconds;

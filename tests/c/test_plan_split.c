@@ -380,13 +380,13 @@ static void test_mixed(void)
     static const struct {
         int64_t heads, batch, rows, max_q;
         const char *family;
-    } cases[] = {{4, 7, 518, 512, "sm90_split"},     {8, 3, 1512, 700, "sm90_split"},
-                 {4, 60, 571, 512, "mixed_beside"},  /* few queries on average */
-                 {8, 60, 1571, 512, "mixed_beside"}, /* many work tiles */
-                 {32, 7, 518, 512, "sm90_split"},    {16, 16, 527, 512, "sm90_split"},
-                 {32, 15, 527, 512, "mixed_beside"},
-                 {16, 3, 2816, 2048, "sm90_split"}, /* uneven chunks */
-                 {32, 3, 2816, 2048, "sm90_split"}};
+    } cases[] = {
+        {4, 7, 518, 512, "sm90_split"},     {8, 3, 1512, 700, "sm90_split"},
+        {4, 60, 571, 512, "mixed_beside"},  /* few queries on average */
+        {8, 60, 1571, 512, "mixed_beside"}, /* many work tiles */
+        {32, 7, 518, 512, "sm90_split"},    {16, 16, 527, 512, "sm90_split"},
+        {32, 15, 527, 512, "mixed_beside"}, {16, 3, 2816, 2048, "sm90_split"}, /* uneven chunks */
+        {32, 3, 2816, 2048, "sm90_split"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, 16384, 128);
         fa_cuda_plan plan;
@@ -422,7 +422,8 @@ static void test_whole_tiles(void)
     static const struct {
         int64_t batch, heads, heads_kv, n, tiles; /* 0: another family */
     } cases[] = {{64, 32, 8, 150, 5}, {128, 16, 2, 70, 5}, {64, 32, 32, 150, 0},
-                 {64, 32, 8, 256, 0}, {1, 32, 8, 150, 0},  {64, 12, 4, 150, 0}};
+                 {64, 32, 8, 256, 0}, {1, 32, 8, 150, 0},  {64, 12, 4, 150, 0},
+                 {32, 32, 8, 300, 10}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_problem(cases[i].heads, cases[i].n, cases[i].n, 128);
         fa_cuda_plan plan;
@@ -443,7 +444,8 @@ static void test_whole_tiles(void)
         CHECK(l->tiles == cases[i].tiles && l->tasks == tasks && l->grid == 132, "%d tasks",
               (int)l->tasks);
         fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
-        CHECK(strstr(text, "forward_sm90_split_d128_bf16: ") && strstr(text, "at most 1 part"),
+        CHECK(strstr(text, "forward_sm90_split_d128_overlapped_bf16: ") &&
+                  strstr(text, "at most 1 part"),
               "%s", text);
     }
 }
