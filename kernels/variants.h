@@ -129,6 +129,9 @@ VARIANT_16BIT(forward_sm90_split_d64, .file = "forward_sm90/forward_sm90", .kern
 VARIANT_16BIT(forward_sm90_split_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d128_overlapped, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1, .overlapped = 1)
 VARIANT_16BIT(forward_sm90_split_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)

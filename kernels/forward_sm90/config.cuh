@@ -14,6 +14,7 @@
  *     Q_STAGES      of queries
  *     SINGLE_TILES  1: only for rows whose keys are one tile
  *     BESIDE        1: the launch runs at the same time as the previous one; may be left out
+ *     OVERLAPPED    1: a work tile starts before the previous one ends; may be left out
  *     SPLIT         1: a work tile has a part of the keys that its queries see, and leaves sums in the workspace, which
  *                   merge.cu merges; may be left out
  */
@@ -159,9 +160,11 @@ enum {
 #define CONSUMER_REGISTERS 232
 #endif
 
-/* Whether a work tile starts before the previous one ends: consumer.cuh. With options or split keys it was measured for
- * head dim 64 only. */
+/* Whether a work tile starts before the previous one ends: consumer.cuh. With options it was measured for head dim 64 only; split
+ * keys have variants of both kinds at head dim 128. */
+#ifndef OVERLAPPED
 #define OVERLAPPED (Q_STAGES > 1 && (HEAD_DIM <= 64 || (OPTIONS == 0 && !SPLIT)))
+#endif
 
 /* Counts how often a warp's tiles take each path through the softmax: for tests, which define it. */
 #ifndef COUNT_PATH

@@ -32,6 +32,9 @@ FA_DEVICE void next_work_tile(const pipeline *pipe, int consumer, cursor *at)
 {
     at->number++;
     ptx_mbarrier_wait(&pipe->state->q_full[q_stage(at->number)][consumer], q_parity(at->number));
+#if SPLIT /* the first queries may be there before the description */
+    ptx_mbarrier_wait(&pipe->state->entry_full[entry_of(at->number)], entry_parity(at->number));
+#endif
     const work_tile *w = queue_entry(pipe, at->number);
     at->key_tiles = warp_uniform(w->key_tiles);
     at->needed = warp_uniform(w->needed[consumer]);

@@ -48,9 +48,9 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
 #endif
 }
 
-/* Loads a consumer's queries. Their full barrier also tells the consumer that the work tile has been described, so
- * the end of the work also arrives at this barrier, without queries. (A stage is empty at its first use, so parities
- * start at 1.) */
+/* Loads a consumer's queries. Their full barrier also tells the consumer that the work tile has been described, unless
+ * it is the first one of sections, so the end of the work also arrives at this barrier, without queries. (A stage is empty at
+ * its first use, so parities start at 1.) */
 FA_DEVICE void produce_consumer_queries(const pipeline *pipe, const fa_sm90_params *s,
                                         const work_tile *w, int consumer, int number)
 {

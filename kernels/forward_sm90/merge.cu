@@ -3,8 +3,9 @@
  * their own, so they are multiplied by 2^(base - top), where top is the largest base. This is exact where bases are
  * large, while weights from rounded log-sum-exps would not be.
  *
- * A thread computes eight columns of a row. It issues the loads of up to AHEAD parts before it uses any of them: the
- * loads mostly hit the second-level cache, and their latency is most of the time.
+ * A thread computes eight columns of a row. It issues the loads of several parts before it uses any of them: the
+ * loads mostly hit the second-level cache, and their latency is most of the time. With sections it has several rows, two at a
+ * time: a block that has one begins too late, if the multiprocessors have no room for all blocks.
  *
  * Compile-time parameters: ELEMENT, of the outputs; OWN_LENGTHS, 1 if there are sections: may be left out.
  */
@@ -23,7 +24,8 @@
 enum {
     THREADS = FA_SM90_MERGE_THREADS,
     COLUMNS = FA_SM90_MERGE_COLUMNS,
-    AHEAD = 4 /* parts */
+    MOST_TOGETHER = OWN_LENGTHS ? 2 : 1, /* rows */
+    MOST_AHEAD = OWN_LENGTHS ? 6 : 4     /* parts of a row */
 };
 
 /* Where a thread's columns of a row are. */
@@ -34,48 +36,51 @@ typedef struct row_columns {
     int first_row; /* the row's number among the rows of the slots; with sections: among those of its slot */
     int64_t lse; /* among the rows of all heads */
 #if OWN_LENGTHS
-    int section; /* that has the second part */
+    int second; /* the section that has the second part */
 #endif
 } row_columns;
 
 #if OWN_LENGTHS
 
-/* The block's rows are those of a query tile whose second part a section has. A thread without a row gets one behind the query
- * tile. */
-FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_split *split)
+/* A section, a share of the rows that are merged for it, and the thread among those of a block. */
+typedef struct section_share {
+    int section, share, row, column;
+} section_share;
+
+FA_DEVICE section_share find_share(const fa_attention_params *p)
 {
-    const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS,
-                   rows = FA_SM90_MERGE_ROWS((uint32_t)p->d_v);
-    const uint32_t queries = (uint32_t)split->queries, blocks = (queries + rows - 1) / rows;
-    const uint32_t section = blockIdx.x / blocks, own = threadIdx.x / groups;
-    const uint32_t row = own < rows ? (blockIdx.x - section * blocks) * rows + own : queries;
-    row_columns at;
-    at.section = (int)fa_opaque(section);
-    at.column = (int)(fa_opaque(threadIdx.x - own * groups) * COLUMNS);
+    const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS;
+    const uint32_t section = blockIdx.x / FA_SM90_MERGE_SHARES, row = threadIdx.x / groups;
+    section_share at;
+    at.section = (int)section;
+    at.share = (int)(blockIdx.x - section * FA_SM90_MERGE_SHARES);
+    at.column = (int)(fa_opaque(threadIdx.x - row * groups) * COLUMNS);
     at.row = (int)fa_opaque(row);
     return at;
 }
 
-/* Finds the row by the section's note. False if there is none. */
-FA_DEVICE bool locate_row(const fa_attention_params *p, const fa_sm90_split *split, row_columns *at)
+/* Row i of the query tile, by the note about it. */
+FA_DEVICE row_columns locate_row(const fa_attention_params *p, const fa_sm90_split *split,
+                                 const fa_sm90_cut *cut, int column, int i)
 {
-    const fa_sm90_cut cut = split->cuts[at->section];
-    const int i = at->row, query = i >> split->group_bits, head = i - (query << split->group_bits);
-    if (cut.parts == 0 || i >= cut.rows) return false;
-    at->batch = cut.block;
-    at->head = cut.head + head;
-    at->row = cut.row + query;
-    at->lse = cut.lse + head * p->rows_q + query;
-    at->no_query = i >= cut.queries;
-    at->parts = at->no_query ? 0 : cut.parts;
-    at->first_row = i;
-    return true;
+    const int query = i >> split->group_bits, head = i - (query << split->group_bits);
+    row_columns at;
+    at.second = cut->second;
+    at.column = column;
+    at.batch = cut->block;
+    at.head = cut->head + head;
+    at.row = cut->row + query;
+    at.lse = cut->lse + head * p->rows_q + query;
+    at.no_query = i >= cut->queries;
+    at.parts = at.no_query ? 0 : cut->parts;
+    at.first_row = i;
+    return at;
 }
 
 /* The row's number among the rows of all slots. */
 FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, int part)
 {
-    const int slot = 2 * (at->section - 1 + part) + (part == 0);
+    const int slot = 2 * (at->second - 1 + part) + (part == 0);
     return slot * split->queries + at->first_row;
 }
 
@@ -109,12 +114,12 @@ FA_DEVICE int find_slot_row(const fa_sm90_split *split, const row_columns *at, i
 
 #endif
 
-/* The columns and the sums of AHEAD parts from this one on. */
-FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int first, float4 *x,
-                          fa_sm90_row_sum *sums)
+/* The columns and the sums of `ahead` parts from this one on. */
+FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int first, int ahead,
+                          float4 *x, fa_sm90_row_sum *sums)
 {
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    for (int i = 0; i < ahead; i++) {
         sums[i].base = NO_KEY_SEEN, sums[i].sum = 0.0f;
         if (first + i >= at->parts) continue;
         const int64_t row = find_slot_row(split, at, first + i);
@@ -142,19 +147,19 @@ FA_DEVICE bool sees_nothing(const fa_sm90_row_sum *s)
     return s->base == NO_KEY_SEEN && s->sum == s->sum;
 }
 
-/* Adds AHEAD parts to those before: outputs and sums are relative to the largest base so far. */
-FA_DEVICE void add_parts(fa_sm90_row_sum *all, float *out, const fa_sm90_row_sum *parts,
+/* Adds `ahead` parts to those before: outputs and sums are relative to the largest base so far. */
+FA_DEVICE void add_parts(fa_sm90_row_sum *all, float *out, const fa_sm90_row_sum *parts, int ahead,
                          const float4 *x)
 {
     float base = all->base;
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) base = fmaxf(base, parts[i].base);
+    for (int i = 0; i < ahead; i++) base = fmaxf(base, parts[i].base);
     const float before = ptx_ex2(all->base - base);
     all->sum *= before;
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++) out[i] *= before;
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    for (int i = 0; i < ahead; i++) {
         if (sees_nothing(&parts[i])) continue;
         const float factor = ptx_ex2(parts[i].base - base);
         all->sum = fmaf(factor, parts[i].sum, all->sum);
@@ -182,34 +187,86 @@ FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at
             ((uint16_t *)row)[at->column + i] = (uint16_t)(words[i / 2] >> 16 * (i % 2));
 }
 
-FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *split,
-                             const row_columns *at)
+FA_DEVICE void finish_columns(const fa_attention_params *p, const row_columns *at,
+                              const fa_sm90_row_sum *all, const float *out)
 {
-    fa_sm90_row_sum all = {NO_KEY_SEEN, 0.0f}, sums[AHEAD];
-    float4 x[2 * AHEAD];
-    float out[COLUMNS] = {0}, lse;
+    float lse;
     const float sink = p->sinks ? p->sinks[at->head] : -INFINITY;
-    for (int first = 0; first < at->parts; first += AHEAD) {
-        load_parts(split, at, first, x, sums);
-        add_parts(&all, out, sums, x);
-    }
-    float factor = finish_sum(all.base, all.sum, sink, false, &lse);
+    float factor = finish_sum(all->base, all->sum, sink, false, &lse);
     if (at->no_query) factor = 0.0f, lse = -INFINITY;
     store_columns(p, at, out, factor);
     if (p->lse && at->column == 0) p->lse[at->lse] = lse;
 }
+
+/* So many rows of a query tile, with so many parts of each at a time; both are constants. Of the rows from `count` on nothing is
+ * stored. */
+FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *split,
+                             const row_columns *at, int together, int ahead, int count)
+{
+    fa_sm90_row_sum all[MOST_TOGETHER], sums[MOST_TOGETHER][MOST_AHEAD];
+    float4 x[MOST_TOGETHER][2 * MOST_AHEAD];
+    float out[MOST_TOGETHER][COLUMNS];
+#pragma unroll
+    for (int r = 0; r < together; r++) {
+        all[r].base = NO_KEY_SEEN, all[r].sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) out[r][i] = 0.0f;
+    }
+    for (int first = 0; first < at[0].parts; first += ahead) {
+#pragma unroll
+        for (int r = 0; r < together; r++) load_parts(split, &at[r], first, ahead, x[r], sums[r]);
+#pragma unroll
+        for (int r = 0; r < together; r++) add_parts(&all[r], out[r], sums[r], ahead, x[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < together; r++)
+        if (r < count) finish_columns(p, &at[r], &all[r], out[r]);
+}
+
+#if OWN_LENGTHS
+
+/* The rows of the block. With two parts a thread merges two rows at a time. Rows without a query come behind those with
+ * one. */
+FA_DEVICE void merge_rows(const fa_attention_params *p, const fa_sm90_split *split,
+                          const section_share *own)
+{
+    const fa_sm90_cut cut = split->cuts[own->section];
+    const int step = FA_SM90_MERGE_ROWS(p->d_v), rows = cut.end - cut.first;
+    if (cut.parts == 0 || own->row >= step) return;
+    const int end = cut.first + rows * (own->share + 1) / FA_SM90_MERGE_SHARES;
+    int i = cut.first + rows * own->share / FA_SM90_MERGE_SHARES + own->row;
+    if (cut.parts == 2) {
+        for (; i < end; i += 2 * step) {
+            const row_columns at[2] = {
+                locate_row(p, split, &cut, own->column, i),
+                locate_row(p, split, &cut, own->column, min(i + step, end - 1))};
+            merge_columns(p, split, at, 2, 2, i + step < end ? 2 : 1);
+        }
+        return;
+    }
+    for (; i < end; i += step) {
+        const row_columns at = locate_row(p, split, &cut, own->column, i);
+        merge_columns(p, split, &at, 1, MOST_AHEAD, 1);
+    }
+}
+
+#endif
 
 /* The parameters are those of the first launch; of the second one, only `split` is read. */
 FA_KERNEL __launch_bounds__(THREADS, OWN_LENGTHS ? FA_SM90_MERGE_BLOCKS : 1)
     forward_sm90_merge(const __grid_constant__ fa_attention_params p,
                        const __grid_constant__ fa_sm90_params s)
 {
-    row_columns at = find_columns(&p, &s.split);
+#if OWN_LENGTHS
+    const section_share own = find_share(&p);
+#else
+    const row_columns at = find_columns(&p, &s.split);
+#endif
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
 #if OWN_LENGTHS
-    if (locate_row(&p, &s.split, &at)) merge_columns(&p, &s.split, &at);
+    merge_rows(&p, &s.split, &own);
 #else
-    if (at.batch < p.batch) merge_columns(&p, &s.split, &at);
+    if (at.batch < p.batch) merge_columns(&p, &s.split, &at, 1, MOST_AHEAD, 1);
 #endif
 }

@@ -8,6 +8,7 @@
  *
  *     barriers              stages                          filled by                 released by
  *     entry_full, _empty    QUEUE_ENTRIES work tiles        scheduler warp            producers, all consumers
+ *     first_full            the first keys, with sections   scheduler warp            (used once)
  *     q_full, q_empty       Q_STAGES for each consumer      TMA, query and key warp   the consumer
  *     k_full, k_empty       STAGES                          TMA, query and key warp   all consumers
  *     v_full, v_empty       STAGES                          TMA, value warp           all consumers
@@ -36,6 +37,10 @@ typedef struct shared_state {
     int32_t balanced[FA_SM90_MAX_BALANCED_TASKS], balanced_count;
     uint64_t balanced_full;
     uint32_t new_max[CONSUMERS][2]; /* counts of tiles that had a new max: consumer.cuh */
+#if SPLIT
+    work_tile first; /* with sections: which queries and keys the first work tile has */
+    uint64_t first_full;
+#endif
 #if OPTIONS & FA_SM90_BIAS
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
 #endif
@@ -68,6 +73,9 @@ FA_DEVICE void init_barriers(shared_state *state, int queue_readers)
     }
     ptx_mbarrier_init(&state->v_loaded, 1);
     ptx_mbarrier_init(&state->balanced_full, 1);
+#if SPLIT
+    ptx_mbarrier_init(&state->first_full, 1);
+#endif
     for (int entry = 0; entry < QUEUE_ENTRIES; entry++) {
         ptx_mbarrier_init(&state->entry_full[entry], 1);
         ptx_mbarrier_init(&state->entry_empty[entry], CONSUMERS * WARPS + queue_readers);

@@ -52,6 +52,26 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
                 &pipe->state->v_full[stage], cleared);
 }
 
+/* The first work tile. With sections, its first keys and its queries are known before all of its description. */
+FA_DEVICE const work_tile *acquire_first_keys(const pipeline *pipe, const fa_sm90_params *s)
+{
+#if SPLIT
+    if (s->split.sections) {
+        ptx_mbarrier_wait(&pipe->state->first_full, 0);
+        if (pipe->state->first.key_tiles) return &pipe->state->first;
+    }
+#else
+    (void)s;
+#endif
+    return acquire_work_tile(pipe, 0);
+}
+
+/* Behind a key tile: that was all that is known of the first work tile before its description. */
+FA_DEVICE void acquire_description(const pipeline *pipe, tile_to_load *at)
+{
+    if (SPLIT && at->count == 0) at->w = acquire_work_tile(pipe, 0);
+}
+
 /* While the first work tile is being described: the first load would wait for the map. */
 FA_DEVICE void prefetch_map(const fa_sm90_map *map)
 {
@@ -64,13 +84,14 @@ FA_DEVICE void produce_queries_and_keys(const pipeline *pipe, const fa_attention
 {
     prefetch_map(&s->k);
     prefetch_map(&s->q);
-    tile_to_load at = {acquire_work_tile(pipe, 0), 0, 0};
+    tile_to_load at = {acquire_first_keys(pipe, s), 0, 0};
     int number = 0;
     while (at.w->key_tiles) {
         for (at.tile = 0; at.tile < at.w->key_tiles; at.tile++, at.count++) {
             load_key_tile(pipe, p, s, &at);
             for (int c = 0; c < CONSUMERS && at.tile == 0; c++)
                 produce_consumer_queries(pipe, s, at.w, c, number);
+            acquire_description(pipe, &at);
         }
         release_work_tile(pipe, number);
         at.w = acquire_work_tile(pipe, ++number);
@@ -83,10 +104,12 @@ FA_DEVICE void produce_values(const pipeline *pipe, const fa_attention_params *p
 {
     prefetch_map(&s->v);
     int cleared = 0, number = 0;
-    tile_to_load at = {acquire_work_tile(pipe, 0), 0, 0};
+    tile_to_load at = {acquire_first_keys(pipe, s), 0, 0};
     while (at.w->key_tiles) {
-        for (at.tile = 0; at.tile < at.w->key_tiles; at.tile++, at.count++)
+        for (at.tile = 0; at.tile < at.w->key_tiles; at.tile++, at.count++) {
             load_value_tile(pipe, p, s, &at, &cleared);
+            acquire_description(pipe, &at);
+        }
         release_work_tile(pipe, number);
         at.w = acquire_work_tile(pipe, ++number);
     }

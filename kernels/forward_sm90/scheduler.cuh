@@ -216,17 +216,37 @@ typedef struct section_schedule {
     int number; /* of work tiles that have been described */
 } section_schedule;
 
+/* Tells the producers which keys are the block's first, before the first work tile is described as a whole. key_tiles 0:
+ * they learn it with the work tile. */
+FA_DEVICE void publish_first_keys(const pipeline *pipe, const work_tile *w, int key_tiles)
+{
+    work_tile *first = &pipe->state->first;
+    if (threadIdx.x % 32 != 0) return;
+    first->query_tile = w->query_tile;
+    first->first_key = w->first_key;
+    first->key_tiles = key_tiles;
+    ptx_mbarrier_arrive(&pipe->state->first_full);
+}
+
 /* Describes work tiles of the section until it has described so many in all. */
 FA_DEVICE void schedule_section(const pipeline *pipe, const fa_attention_params *p,
                                 const fa_sm90_params *s, section_schedule *now, int most)
 {
     work_tile w;
     while (now->at.left > 0 && now->number < most) {
-        if (!describe_next_of_section(p, s, &now->cut, &now->at, &w)) continue;
-        wait_for_empty_entries(pipe, now->number, 1);
-        if (threadIdx.x % 32 == 0) publish_work_tile(pipe, now->number, &w);
-        now->number++;
+        const section_part part = find_part_of_section(s, &now->at);
+        if (part.from <
+            part.to) { /* otherwise the section has none of it, because its part would be short */
+            find_keys_of_part(p, s, &now->at, &part, &w);
+            if (most == 1) publish_first_keys(pipe, &w, w.key_tiles);
+            describe_part(p, s, &now->cut, &now->at, &part, &w);
+            wait_for_empty_entries(pipe, now->number, 1);
+            if (threadIdx.x % 32 == 0) publish_work_tile(pipe, now->number, &w);
+            now->number++;
+        }
+        end_part(p, s, &part, &now->at);
     }
+    if (most == 1 && now->number == 0) publish_first_keys(pipe, &w, 0);
 }
 
 /* Describes the first work tile, for which everything else waits: while the warp still has as many registers as all warps
@@ -235,6 +255,7 @@ FA_DEVICE void begin_sections(const pipeline *pipe, const fa_attention_params *p
                               const fa_sm90_params *s, section_schedule *now)
 {
     sequence_lines lines;
+    prefetch_lengths(p);
     if (DESCRIBES_FIRST) __syncthreads();
     wait_for_other_grids(); /* they may write lengths */
     lines.first = -1;

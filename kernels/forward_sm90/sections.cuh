@@ -11,6 +11,7 @@
 #include "common/sequence.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
+#include "ptx/grid.cuh"
 
 #if SPLIT
 
@@ -47,7 +48,8 @@ enum { QUERY_BITS = QUERIES == 128 ? 7 : 0 /* log2 of QUERIES */ };
 static_assert(1 << QUERY_BITS == QUERIES, "query tiles are halved by shifts");
 
 /* Queries of a query tile. */
-FA_DEVICE int count_tile_queries(const fa_sm90_params *s) { return QUERIES >> s->split.group_bits; }
+FA_DEVICE int count_query_bits(const fa_sm90_params *s) { return QUERY_BITS - s->split.group_bits; }
+FA_DEVICE int count_tile_queries(const fa_sm90_params *s) { return 1 << count_query_bits(s); }
 
 /* Sequences of the line: packed ones as in fa_packed_start, because rows of no sequence get zeros. */
 FA_DEVICE int count_sequences(const fa_attention_params *p)
@@ -55,37 +57,51 @@ FA_DEVICE int count_sequences(const fa_attention_params *p)
     return (int)p->batch + (p->cu_seqlens_q ? 2 : 0);
 }
 
-/* As fa_locate_packed and fa_locate_padded do. */
-FA_DEVICE void find_queries(const fa_attention_params *p, int sequence, line_sequence *of)
+/* What memory says about a sequence. All of it is loaded before any of it is used, because a load takes long. */
+typedef struct loaded_lengths {
+    int before, behind, n_q; /* where the sequence's queries begin and end; how many there are */
+    int first_k, end_k, n_k; /* the same of keys */
+} loaded_lengths;
+
+/* is_one: whether the number is that of a sequence, and not of the rows before or behind all of them. */
+FA_DEVICE loaded_lengths load_lengths(const fa_attention_params *p, int sequence, bool is_one,
+                                      int batch)
 {
-    const int rows = (int)p->rows_q, batch = (int)p->batch;
-    bool is_one = true;
-    of->batch = sequence;
-    of->start_q = 0;
-    of->room_q = rows;
-    if (p->cu_seqlens_q) {
-        const int before = sequence > 0 ? clamp(p->cu_seqlens_q[sequence - 1], rows) : 0,
-                  behind = sequence <= batch ? clamp(p->cu_seqlens_q[sequence], rows) : rows;
-        is_one = sequence > 0 && sequence <= batch;
-        of->batch = is_one ? sequence - 1 : 0;
-        of->start_q = before;
-        of->room_q = max(0, behind - before);
-        if (is_one && of->room_q < p->fewest_queries) of->room_q = 0;
-    }
-    of->n_q = is_one ? of->room_q : 0;
-    if (is_one && p->seqlens_q) of->n_q = clamp(p->seqlens_q[of->batch], of->room_q);
+    loaded_lengths x = {0, INT32_MAX, INT32_MAX, 0, INT32_MAX, INT32_MAX};
+    if (p->cu_seqlens_q && sequence > 0) x.before = p->cu_seqlens_q[sequence - 1];
+    if (p->cu_seqlens_q && sequence <= (int)p->batch) x.behind = p->cu_seqlens_q[sequence];
+    if (p->seqlens_q && is_one) x.n_q = p->seqlens_q[batch];
+    if (p->cu_seqlens_k) x.first_k = p->cu_seqlens_k[batch], x.end_k = p->cu_seqlens_k[batch + 1];
+    if (p->seqlens_k) x.n_k = p->seqlens_k[batch];
+    return x;
 }
 
-/* As fa_locate_keys does. */
-FA_DEVICE void find_keys(const fa_attention_params *p, line_sequence *of)
+/* The lengths of the first sequences, while the grid in front ends. */
+FA_DEVICE void prefetch_lengths(const fa_attention_params *p)
 {
-    of->start_k = 0;
+    const int sequence = min((int)threadIdx.x % 32, (int)p->batch - 1);
+    if (p->cu_seqlens_q) ptx_prefetch(p->cu_seqlens_q + sequence);
+    if (p->seqlens_q) ptx_prefetch(p->seqlens_q + sequence);
+    if (p->cu_seqlens_k) ptx_prefetch(p->cu_seqlens_k + sequence);
+    if (p->seqlens_k) ptx_prefetch(p->seqlens_k + sequence);
+}
+
+/* As fa_locate_packed, fa_locate_padded and fa_locate_keys do. */
+FA_DEVICE void find_rows_and_keys(const fa_attention_params *p, int sequence, line_sequence *of)
+{
+    const int rows = (int)p->rows_q;
+    const bool packed = p->cu_seqlens_q,
+               is_one = !packed || (sequence > 0 && sequence <= (int)p->batch);
+    of->batch = !packed ? sequence : is_one ? sequence - 1 : 0;
+    const loaded_lengths x = load_lengths(p, sequence, is_one, of->batch);
+    of->start_q = packed ? clamp(x.before, rows) : 0;
+    of->room_q = max(0, clamp(x.behind, rows) - of->start_q);
+    if (packed && is_one && of->room_q < p->fewest_queries) of->room_q = 0;
+    of->n_q = is_one ? clamp(x.n_q, of->room_q) : 0;
+    of->start_k = max(0, x.first_k);
     of->n_k = (int)p->max_k;
-    if (p->cu_seqlens_k) {
-        of->start_k = max(0, p->cu_seqlens_k[of->batch]);
-        of->n_k = max(0, clamp(p->cu_seqlens_k[of->batch + 1], (int)p->rows_k) - of->start_k);
-    }
-    if (p->seqlens_k) of->n_k = clamp(p->seqlens_k[of->batch], of->n_k);
+    if (p->cu_seqlens_k) of->n_k = max(0, clamp(x.end_k, (int)p->rows_k) - of->start_k);
+    of->n_k = clamp(x.n_k, of->n_k);
     if (of->n_q == 0) of->n_k = of->start_k = 0;
 }
 
@@ -103,7 +119,7 @@ FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, 
     const int unknown = p->diagonal_given ? 0 : of->diagonal;
     of->reach.lo = shift_bound(s->reach.lo, unknown);
     of->reach.hi = shift_bound(s->reach.hi, unknown);
-    of->line.tiles = (of->room_q + count_tile_queries(s) - 1) >> (QUERY_BITS - s->split.group_bits);
+    of->line.tiles = (of->room_q + count_tile_queries(s) - 1) >> count_query_bits(s);
     of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
     of->line.keys = of->n_k;
     if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
@@ -114,14 +130,13 @@ FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, 
 FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params *s, int sequence,
                              line_sequence *of)
 {
-    find_queries(p, sequence, of);
-    find_keys(p, of);
+    find_rows_and_keys(p, sequence, of);
     find_line(p, s, of);
 }
 
 FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line, int tiles)
 {
-    return fa_sm90_length_of_tiles(line, count_tile_queries(s), s->split.tile_cost, tiles);
+    return fa_sm90_length_of_tiles(line, count_query_bits(s), s->split.tile_cost, tiles);
 }
 
 /* Two lengths of the line together; FA_SM90_LINE if it is too long, which it only is if lengths are wrong. */
@@ -224,7 +239,7 @@ FA_DEVICE section begin_section(const fa_attention_params *p, const fa_sm90_para
                                 const line_cut *cut, int n, sequence_lines *lines)
 {
     section at;
-    const int slice = (int)((uint32_t)n / (uint32_t)s->split.in_step);
+    const int slice = (int)fa_divide_by(n, s->split.by_step);
     const int64_t begin = (int64_t)slice * cut->section;
     at.in_step = n - slice * s->split.in_step;
     at.slice = slice;
@@ -238,7 +253,7 @@ FA_DEVICE section begin_section(const fa_attention_params *p, const fa_sm90_para
         at.left = 0;
         return at;
     }
-    at.head = (int)((uint32_t)x / (uint32_t)of_head);
+    at.head = s->split.line_heads > 1 ? (int)((uint32_t)x / (uint32_t)of_head) : 0;
     at.tile = find_tile_of(s, &at.of.line, x - at.head * of_head);
     at.offset = x - at.head * of_head - length_of_tiles(s, &at.of.line, at.tile);
     return at;
@@ -258,33 +273,6 @@ FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_par
         }
         find_sequence(p, s, at->sequence, &at->of);
     } while (at->of.line.tiles == 0);
-}
-
-/* How many parts a query tile has, of whose second part the section is. */
-FA_DEVICE int count_parts(const fa_sm90_params *s, const line_cut *cut, const section *at, int keys,
-                          int key_tiles)
-{
-    int parts = 2;
-    for (int x = at->offset + cut->section;
-         fa_sm90_cut_at(&s->split, x, keys, KEYS) < key_tiles && parts < FA_SM90_PARTS;
-         x += cut->section)
-        parts++;
-    return min(parts, s->split.slices - at->slice + 1);
-}
-
-/* The note about a query tile whose second part the section has. One lane. */
-FA_DEVICE void note_cut(const fa_attention_params *p, const fa_sm90_params *s, const work_tile *w,
-                        int section, int parts)
-{
-    const fa_tile *t = &w->query_tile;
-    fa_sm90_cut *cut = &s->split.cuts[section];
-    cut->parts = parts;
-    cut->block = (int)t->block_q;
-    cut->row = (int)(t->start_q + t->first);
-    cut->head = (int)t->head;
-    cut->rows = w->rows;
-    cut->queries = w->queries;
-    cut->lse = fa_row_index(p, t, t->first);
 }
 
 FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s,
@@ -307,40 +295,84 @@ FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *
     return t;
 }
 
-/* Describes the query tile at which the section is, or a part of it, and goes to the next. False if it has nothing of the
- * query tile, because its part would be short. */
-FA_DEVICE bool describe_next_of_section(const fa_attention_params *p, const fa_sm90_params *s,
-                                        const line_cut *cut, section *at, work_tile *w)
+/* What the section has of the query tile at which it is: key tiles [from, to) of key_tiles; and how much of the line that is. */
+typedef struct section_part {
+    int keys, key_tiles, from, to, length;
+} section_part;
+
+FA_DEVICE section_part find_part_of_section(const fa_sm90_params *s, const section *at)
 {
-    const int keys = fa_sm90_keys_of_tile(&at->of.line, count_tile_queries(s), at->tile),
-              key_tiles = max((keys + KEYS - 1) / KEYS, 1);
-    const int length = min(keys + s->split.tile_cost - at->offset, at->left);
-    const int from = fa_sm90_cut_at(&s->split, at->offset, keys, KEYS);
-    const int to = fa_sm90_cut_at(&s->split, at->offset + length, keys, KEYS);
-    const bool found = from < to;
-    if (found) {
-        const fa_tile *t = &w->query_tile;
-        w->query_tile = make_tile(p, s, at);
-        w->group_bits = s->split.group_bits;
-        w->rows = min(rows_of(w, at->of.room_q - (int)t->first), QUERIES);
-        find_key_tiles(at->of.reach, w);
-        w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
-        w->sums = NULL;
-        if (from > 0 || to < key_tiles) {
-            const int64_t row = (int64_t)(2 * at->number + (from == 0)) * QUERIES;
-            w->out = (char *)(s->split.out + row * VALUE_DIM);
-            w->sums = s->split.sums + row;
-            if (from > 0 && fa_sm90_cut_at(&s->split, at->offset - cut->section, keys, KEYS) == 0 &&
-                threadIdx.x % 32 == 0)
-                note_cut(p, s, w, at->number, count_parts(s, cut, at, keys, key_tiles));
-            take_part(from, to < key_tiles ? to : INT32_MAX, w);
-        }
-        find_tiles_of_consumers(w);
-        find_options(p, s, w);
-    }
-    at->left -= length;
+    section_part part;
+    part.keys = fa_sm90_keys_of_tile(&at->of.line, count_tile_queries(s), at->tile);
+    part.key_tiles = max((part.keys + KEYS - 1) / KEYS, 1);
+    part.length = min(part.keys + s->split.tile_cost - at->offset, at->left);
+    part.from = fa_sm90_cut_at(&s->split, at->offset, part.keys, KEYS);
+    part.to = fa_sm90_cut_at(&s->split, at->offset + part.length, part.keys, KEYS);
+    return part;
+}
+
+FA_DEVICE bool is_cut(const section_part *part)
+{
+    return part->from > 0 || part->to < part->key_tiles;
+}
+
+/* The note about a query tile of which the section has a later part: number `later` of `parts`, counted from 0. One lane. */
+FA_DEVICE void note_cut(const fa_attention_params *p, const fa_sm90_params *s, const line_cut *cut,
+                        const section *at, const section_part *part, const work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    fa_sm90_cut *note = &s->split.cuts[at->number];
+    const fa_sm90_cuts cuts =
+        fa_sm90_count_cuts(&s->split, at->offset, part->keys, cut->section, KEYS);
+    /* There are no other slots, if lengths are wrong. */
+    const int later = min(cuts.before + 1, at->slice);
+    const int parts = later + 1 + min(cuts.behind, s->split.slices - 1 - at->slice);
+    note->parts = parts;
+    note->second = at->number - later + 1;
+    note->first = w->rows * (later - 1) / (parts - 1);
+    note->end = w->rows * later / (parts - 1);
+    note->block = (int)t->block_q;
+    note->row = (int)(t->start_q + t->first);
+    note->head = (int)t->head;
+    note->queries = w->queries;
+    note->lse = fa_row_index(p, t, t->first);
+}
+
+/* The first part of a description: which queries and keys. */
+FA_DEVICE void find_keys_of_part(const fa_attention_params *p, const fa_sm90_params *s,
+                                 const section *at, const section_part *part, work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    w->query_tile = make_tile(p, s, at);
+    w->group_bits = s->split.group_bits;
+    w->rows = min(rows_of(w, at->of.room_q - (int)t->first), QUERIES);
+    find_key_tiles(at->of.reach, w);
+    if (is_cut(part)) take_part(part->from, part->to < part->key_tiles ? part->to : INT32_MAX, w);
+}
+
+/* The rest. */
+FA_DEVICE void describe_part(const fa_attention_params *p, const fa_sm90_params *s,
+                             const line_cut *cut, const section *at, const section_part *part,
+                             work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    w->sums = NULL;
+    if (is_cut(part)) {
+        const int64_t row = (int64_t)(2 * at->number + (part->from == 0)) * QUERIES;
+        w->out = (char *)(s->split.out + row * VALUE_DIM);
+        w->sums = s->split.sums + row;
+        if (part->from > 0 && threadIdx.x % 32 == 0) note_cut(p, s, cut, at, part, w);
+    } else w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
+    find_tiles_of_consumers(w);
+    find_options(p, s, w);
+}
+
+/* Goes to the next query tile, if the section has something of it. */
+FA_DEVICE void end_part(const fa_attention_params *p, const fa_sm90_params *s,
+                        const section_part *part, section *at)
+{
+    at->left -= part->length;
     if (at->left > 0) next_tile_of_line(p, s, at);
-    return found;
 }
 
 #endif

@@ -28,9 +28,12 @@
  *
  * A query tile inside a section is whole: its rows are finished as without split keys. Others have parts in several
  * sections, whose sums go to the workspace. Section n has two slots: 2 n + 1 for the first part of the query tile in which
- * it ends, and 2 n for a later part of the one in which it begins. The scheduler of the section that has the second part of
- * a query tile leaves a note about it (fa_sm90_cut), by which the second launch finds its rows: a variant of its own
- * (own_lengths in variants.h).
+ * it ends, and 2 n for a later part of the one in which it begins. The scheduler of a section that has a later part leaves
+ * a note about it (fa_sm90_cut), by which the second launch finds rows to merge: a variant of its own (own_lengths in
+ * variants.h). The sections with later parts of a query tile have equal shares of its rows there.
+ *
+ * With many short sequences, tasks may be query tiles with all keys, if heads share them: their numbers are those of
+ * fa_find_tile, with groups in place of heads. There is no second launch.
  *
  * With sections, a query tile may have the rows of several query heads that share a key head, one after the other for each
  * query (FlashAttention-3 calls this PackGQA): row r is query r >> group_bits of the tile, and head r % 2^group_bits of the
@@ -39,18 +42,21 @@
 #ifndef FA_KERNELS_FORWARD_SM90_SPLIT_H
 #define FA_KERNELS_FORWARD_SM90_SPLIT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../common/divide.h"
 
 enum {
-    FA_SM90_PARTS = 16,          /* of a query tile, at most */
+    FA_SM90_PARTS = 16,          /* of a query tile, at most; */
+    FA_SM90_SECTION_PARTS = 64,  /* with sections */
     FA_SM90_MERGE_THREADS = 128, /* of a block of forward_sm90_merge */
     FA_SM90_MERGE_COLUMNS = 8,   /* of such a thread */
-    FA_SM90_MERGE_BLOCKS = 7     /* of a multiprocessor, with lengths on the device */
+    FA_SM90_MERGE_BLOCKS = 5,    /* of a multiprocessor, with sections; */
+    FA_SM90_MERGE_SHARES = 8     /* of a section's rows: so many blocks merge them */
 };
 
-/* Rows of a query tile that a block of forward_sm90_merge has if there are sections. */
+/* Rows of a query tile that a block of forward_sm90_merge has at a time if there are sections. */
 #define FA_SM90_MERGE_ROWS(value_dim)                                                              \
     (FA_SM90_MERGE_THREADS / (((value_dim) + FA_SM90_MERGE_COLUMNS - 1) / FA_SM90_MERGE_COLUMNS))
 
@@ -65,23 +71,25 @@ typedef struct fa_sm90_row_sum {
     float sum;
 } fa_sm90_row_sum;
 
-/* With sections: a query tile that several sections share. */
+/* With sections: a query tile that several sections share, of which the section has a later part. */
 typedef struct fa_sm90_cut {
-    int32_t parts;            /* 0: the section has no second part */
+    int32_t parts;            /* 0: the section has no later part */
+    int32_t second;           /* the section that has the second one */
+    int32_t first, end;       /* rows of the tile that are merged for this section */
     int32_t block, row, head; /* of the tile's first row in the outputs */
-    int32_t rows, queries;    /* of the tile; those from the last query on get zeros */
+    int32_t queries;          /* of the tile's rows; those from the last one on get zeros */
     int64_t lse;              /* its first row's place there */
 } fa_sm90_cut;
 
 typedef struct fa_sm90_split {
     float *out;                 /* of each slot: rows of a query tile, value_dim columns */
     fa_sm90_row_sum *sums;      /* of each slot: of its rows */
-    int32_t part_tiles, parts;  /* of a part; of a query tile, at most */
+    int32_t part_tiles, parts;  /* of a part; of a query tile, at most; 0: query tiles are whole */
     int32_t heads, tiles;       /* of all batch items; query tiles of a head */
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
     int32_t first_tile[FA_SM90_PARTS],
         first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
-    /* 0: there is no line. Otherwise these, `queries` and `value_dim` are all that is used. */
+    /* 0: there is no line. Otherwise these, `queries` and `value_dim` are all that is used; of whole tiles group_bits. */
     int32_t sections, tile_cost; /* the cost in keys */
     int32_t group_bits;          /* log2 of the query heads that share query tiles */
     int32_t in_step, line_heads,
@@ -89,6 +97,7 @@ typedef struct fa_sm90_split {
     /* Only so many sections of a line are used if all sequences together have at most so many keys: they stay in the L2 cache, and
      * fewer query tiles are cut. */
     int32_t few_slices, few_keys;
+    fa_reciprocal by_step, by_slices, by_few_slices; /* a block's first load waits for divisions */
     int32_t least;     /* key tiles of a section; of a part half of it, rounded up */
     fa_sm90_cut *cuts; /* of each section */
 } fa_sm90_split;
@@ -145,28 +154,33 @@ FA_SHARED_FUNCTION int32_t fa_sm90_keys_of_tile(const fa_sm90_line *line, int32_
     return fa_sm90_clamp(line->reach + (tile + 1) * queries, line->keys);
 }
 
-/* The length of the first tiles. Those up to `none` see no key, those up to `some` all that they reach. */
-FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line, int32_t queries,
+/* The length of the first tiles, of 2^query_bits queries each. Those up to `none` see no key, those up to `some` all that they
+ * reach. */
+FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line, int32_t query_bits,
                                                    int32_t cost, int32_t tiles)
 {
-    const int32_t none = fa_sm90_clamp(fa_sm90_clamp(-line->reach, FA_SM90_LINE) / queries, tiles);
+    const int32_t none =
+        fa_sm90_clamp(fa_sm90_clamp(-line->reach, FA_SM90_LINE) >> query_bits, tiles);
     const int32_t some =
-        fa_sm90_clamp(fa_sm90_clamp(line->keys - line->reach, FA_SM90_LINE) / queries, tiles);
+        fa_sm90_clamp(fa_sm90_clamp(line->keys - line->reach, FA_SM90_LINE) >> query_bits, tiles);
     const int32_t reach = some > none ? line->reach : 0;
-    return tiles * cost + (some - none) * reach +
-           (some * (some + 1) - none * (none + 1)) / 2 * queries + (tiles - some) * line->keys;
+    const int32_t pairs = (some * (some + 1) - none * (none + 1)) / 2 * (1 << query_bits);
+    return tiles * cost + (some - none) * reach + pairs + (tiles - some) * line->keys;
 }
 
-/* The length of sections: so that there are no more of them, that a tile with the most keys has at most FA_SM90_PARTS
- * parts, and that they are not shorter than they may be. all_keys: of all sequences; tile_keys: of a key tile. */
+/* The length of sections: so that there are no more of them, that a tile with the most keys has at most
+ * FA_SM90_SECTION_PARTS parts, and that they are not shorter than they may be. all_keys: of all sequences; tile_keys: of a key
+ * tile. */
 FA_SHARED_FUNCTION int32_t fa_sm90_section_length(const fa_sm90_split *split, int32_t length,
                                                   int32_t all_keys, int32_t most_keys,
                                                   int32_t tile_keys)
 {
-    const uint32_t sections =
-        (uint32_t)(all_keys > split->few_keys ? split->slices : split->few_slices);
-    const int32_t each = (int32_t)(((uint32_t)length + sections - 1) / sections),
-                  least = split->least * tile_keys, longest = most_keys / (FA_SM90_PARTS - 3) + 1,
+    const bool many = all_keys > split->few_keys;
+    const int32_t sections = many ? split->slices : split->few_slices;
+    const int32_t each = (int32_t)fa_divide_by(length + sections - 1,
+                                               many ? split->by_slices : split->by_few_slices),
+                  least = split->least * tile_keys,
+                  longest = most_keys / (FA_SM90_SECTION_PARTS - 3) + 1,
                   more = least > longest ? least : longest;
     return each > more ? each : more;
 }
@@ -181,6 +195,23 @@ FA_SHARED_FUNCTION int32_t fa_sm90_cut_at(const fa_sm90_split *split, int32_t x,
     if (x <= 0) return 0;
     if (x >= keys || tile > tiles - part) return tiles;
     return tile < part ? 0 : tile;
+}
+
+/* A query tile that is cut x behind its begin, between two parts, and after every `section` before and behind that. */
+typedef struct fa_sm90_cuts {
+    int32_t before, behind; /* other cuts inside */
+} fa_sm90_cuts;
+
+/* Where fa_sm90_cut_at is more than 0 and less than all key tiles. */
+FA_SHARED_FUNCTION fa_sm90_cuts fa_sm90_count_cuts(const fa_sm90_split *split, int32_t x,
+                                                   int32_t keys, int32_t section, int32_t tile_keys)
+{
+    const int32_t part = (split->least + 1) / 2, last = (keys + tile_keys - 1) / tile_keys - part,
+                  begin = part * tile_keys, all = (last + 1) * tile_keys,
+                  end = all < keys ? all : keys;
+    const fa_sm90_cuts cuts = {(int32_t)((uint32_t)(x - begin) / (uint32_t)section),
+                               (int32_t)((uint32_t)(end - 1 - x) / (uint32_t)section)};
+    return cuts;
 }
 
 #endif

@@ -100,25 +100,32 @@ FA_DEVICE void take_part(int first, int end, work_tile *w)
 
 #endif
 
-/* A query tile, as by fa_find_tile. A block's first load waits for it, so where possible it is found without divisions
- * and in 32 bits. */
-FA_DEVICE fa_tile find_query_tile(const fa_attention_params *p, const fa_sm90_params *s,
-                                  int64_t number)
+/* A query tile, as by fa_find_tile, if all sequences have the same lengths: without divisions and in 32 bits, because a
+ * block's first load waits for it. heads: of a batch item, or groups of 2^group_bits heads that share query tiles. */
+FA_DEVICE fa_tile find_tile_of_number(const fa_attention_params *p, const fa_sm90_params *s,
+                                      int64_t number, uint32_t heads, int group_bits)
 {
-    if (!s->uniform) return fa_find_tile(p, number, QUERIES);
     fa_tile t;
-    const uint32_t tiles = (uint32_t)p->tiles, heads = (uint32_t)p->heads_q;
+    const uint32_t tiles = (uint32_t)p->tiles;
     const uint32_t outer = (uint32_t)fa_divide_by(number, s->by_tiles);
-    const uint32_t batch = (uint32_t)fa_divide_by(outer, s->by_heads), head = outer - batch * heads;
+    const uint32_t batch = (uint32_t)fa_divide_by(outer, s->by_heads),
+                   head = (outer - batch * heads) << group_bits;
     t.batch = t.block_q = t.block_k = batch;
     t.head = head;
     t.head_kv = fa_divide_by(head, s->by_group);
-    t.first = (tiles - 1 - ((uint32_t)number - outer * tiles)) * QUERIES;
+    t.first = (tiles - 1 - ((uint32_t)number - outer * tiles)) * ((uint32_t)QUERIES >> group_bits);
     t.start_q = t.start_k = 0;
     t.n_q = t.room_q = p->rows_q;
     t.n_k = p->max_k;
     t.diagonal = p->diagonal_given ? p->diagonal : t.n_k - t.n_q;
     return t;
+}
+
+FA_DEVICE fa_tile find_query_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                                  int64_t number)
+{
+    if (!s->uniform) return fa_find_tile(p, number, QUERIES);
+    return find_tile_of_number(p, s, number, (uint32_t)p->heads_q, 0);
 }
 
 FA_DEVICE fa_sm90_reach find_reach(const fa_attention_params *p, const fa_sm90_params *s,
@@ -192,11 +199,30 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
 
 #if SPLIT
 
-/* Task number `task`: a query tile and a part of its keys. Returns false if there are no rows, or no such task. */
+/* A query tile that heads share, with all keys. All sequences have the same lengths; by_heads divides by the groups of heads. */
+FA_DEVICE bool describe_whole_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                                   int64_t task, work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    const int bits = s->split.group_bits;
+    w->query_tile = find_tile_of_number(p, s, task, (uint32_t)p->heads_q >> bits, bits);
+    w->group_bits = bits;
+    w->rows = min(rows_of(w, (int)(t->room_q - t->first)), QUERIES);
+    w->out = fa_view_row(&p->out, t->block_q, t->first, t->head);
+    w->sums = NULL;
+    find_key_tiles(s->reach, w);
+    find_tiles_of_consumers(w);
+    find_options(p, s, w);
+    return true;
+}
+
+/* Task number `task`: a query tile and a part of its keys, or all of them. Returns false if there are no rows, or no such
+ * task. */
 FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
                                   int64_t task, work_tile *w)
 {
     if (task < 0) return false;
+    if (s->split.parts == 0) return describe_whole_tile(p, s, task, w);
     const fa_tile *t = &w->query_tile;
     const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
     const int64_t row = task * QUERIES;

@@ -260,7 +260,7 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
         plan->family == &fa_cuda_forward_mixed_beside)
         append_parts(&t, plan->launches[0].decode.parts);
     else if (plan->family == &fa_cuda_forward_split_sm90)
-        append_parts(&t, plan->launches[0].sm90.split.parts);
+        append_parts(&t, plan->count > 1 ? plan->launches[0].sm90.split.parts : 1);
     else if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split");
     append(&t, "%s", plan->passed_over);
 }

@@ -188,6 +188,14 @@ static bool has_options(const fa_variant *v, int options)
     return v->options == options || (several && options && !(options & ~v->options));
 }
 
+/* Whether all sequences have equally many queries. Work tiles of few queries beside others are slower if they overlap (H200, us,
+ * one after the other and overlapped: a chunk of 512 and 15 decodes at 8k, 16 heads of 4, 123, 129, 32 of 8 224, 233; four
+ * sequences of 19 queries at 25k, 32 of 4, 113, 97; 64 of 16 at 4k, 32 of 8, 274, 264; full, n 150, 32 of 8, 104, 97). */
+static bool has_equal_queries(const fa_problem *p)
+{
+    return !p->cu_seqlens_q || (p->batch > 0 && p->max_q <= fa_divide(p->rows_q, p->batch));
+}
+
 static bool takes(const fa_variant *v, const fa_problem *p, int options,
                   const fa_cuda_device *device)
 {
@@ -196,6 +204,7 @@ static bool takes(const fa_variant *v, const fa_problem *p, int options,
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
     if (!has_options(v, options)) return false;
     if (v->short_rows && !has_short_rows(p)) return false;
+    if (v->overlapped && !has_equal_queries(p)) return false;
     return !v->few_queries || wants_fewer_queries(p, v, next_variant(v), device);
 }
 

@@ -55,6 +55,7 @@ enum {
     MOST_ROUNDS_OF_CACHES = 16,  /* causal, with keys in a cache */
     SLOTS_OF_SECTION = 2,
     LEAST_SECTION = 4, /* key tiles */
+    MANY_READERS = 8,  /* query tiles that read the same keys, on average */
     CACHED_BYTES = 80 << 20,
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
@@ -396,6 +397,12 @@ static shape find_longest(const fa_problem *p, const fa_variant *v)
     return 10 * count_work_tiles(p, &shared) <= 8 * count_work_tiles(p, &alone) ? shared : alone;
 }
 
+/* Whole query tiles that heads share, without lengths on the device. */
+static shape find_whole_tiles(const fa_problem *p, const fa_variant *v)
+{
+    return share_tiles(find_shape(p, v), choose_group_bits(p));
+}
+
 /* What the multiprocessors have to do. */
 typedef struct work {
     int64_t tiles;           /* work tiles */
@@ -461,12 +468,18 @@ static int64_t count_in_step(int64_t heads, int64_t blocks)
     return 1;
 }
 
+/* Sections of a line. */
+static int64_t count_slices(int64_t sections, int64_t in_step)
+{
+    return sections < in_step ? 1 : fa_divide(sections, in_step);
+}
+
 /* few, sections: at most. */
 static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t few, int64_t sections)
 {
     const int64_t heads = p->heads_q >> s->group_bits, in_step = count_in_step(heads, few);
     const double cost = task_seconds / s->tile_seconds * s->keys;
-    return (fa_sm90_split){.parts = FA_SM90_PARTS,
+    return (fa_sm90_split){.parts = FA_SM90_SECTION_PARTS,
                            .queries = s->rows,
                            .value_dim = s->variant->value_dim,
                            .group_bits = s->group_bits,
@@ -476,9 +489,33 @@ static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t few, 
                            .sections = (int32_t)(sections / in_step * in_step),
                            .few_slices = (int32_t)(few / in_step),
                            .few_keys = (int32_t)count_cached_keys(p),
+                           .by_step = fa_reciprocal_of(in_step),
+                           .by_slices = fa_reciprocal_of(count_slices(sections, in_step)),
+                           .by_few_slices = fa_reciprocal_of(count_slices(few, in_step)),
                            .tile_cost = (int32_t)cost,
                            .least = LEAST_SECTION};
 }
+
+/* ---- Whole query tiles ----------------------------------------------------------------------- */
+
+/* If each block takes equally many tasks in turn, whatever their keys. */
+static double average_seconds(const shape *s, int64_t blocks)
+{
+    const double each = average_tiles(s) * s->tile_seconds + task_seconds;
+    return (double)fa_cuda_count_tiles(s->tiles * s->heads, blocks) * each;
+}
+
+/* The time with whole query tiles that heads share: with many short sequences, whose last tiles would be mostly empty. */
+static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
+{
+    if (fa_cuda_has_own_lengths(p)) return INFINITY;
+    const shape s = find_whole_tiles(p, v), alone = find_shape(p, v);
+    if (s.group_bits == 0 || s.tiles > INT32_MAX / s.heads) return INFINITY;
+    if (10 * s.tiles * s.heads > 9 * alone.tiles * alone.heads) return INFINITY;
+    return average_seconds(&s, blocks);
+}
+
+/* ---- The choice ------------------------------------------------------------------------------ */
 
 /* The time with sections, if no lengths are on the device. Without heads that share query tiles, parts are better. */
 static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
@@ -491,27 +528,35 @@ static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t b
     return sections_seconds(p, &s, &w, blocks) + described;
 }
 
-static bool wants_sections(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device)
+static fa_cuda_split_form choose_form(const fa_problem *p, const fa_variant *v,
+                                      const fa_cuda_device *device)
 {
-    if (fa_cuda_has_own_lengths(p)) return true;
+    if (fa_cuda_has_own_lengths(p)) return FA_CUDA_SECTIONS;
     const shape s = find_shape(p, v);
-    return shared_seconds(p, v, device->multiprocessors) < choose_length(&s, device).seconds;
+    const int64_t blocks = device->multiprocessors;
+    const double shared = shared_seconds(p, v, blocks), whole = whole_seconds(p, v, blocks);
+    const double parts = choose_length(&s, device).seconds;
+    if (whole < parts && whole <= shared) return FA_CUDA_WHOLE_TILES;
+    return shared < parts ? FA_CUDA_SECTIONS : FA_CUDA_PARTS;
 }
 
-/* The sections of a multiprocessor. Two if the keys may not stay in the L2 cache, so that half of them are read at the same
- * time (H200, page 64, us: three chunks of 512 at 16k, 16 heads of 4, 396 to 331; 16 of 1,024 at 2k, 32 of 8, 900 to 829). */
-static int64_t count_rounds(const fa_problem *p)
+/* The sections of a multiprocessor. Two if many query tiles read the same keys and these may not stay in the L2 cache, so that
+ * half of them are read at the same time (H200, page 64, us: three chunks of 512 at 16k, 16 heads of 4, 396 to 331; 16 of 1,024
+ * at 2k, 32 of 8, 900 to 829). Otherwise one, with which fewer query tiles are cut (16 of 32 at 8k, 32 of 8, 170 to 151; a chunk
+ * of 512 and 15 decodes at 8k, 16 of 4, 143 to 125). */
+static int64_t count_rounds(const fa_problem *p, const shape *s)
 {
     const int64_t keys = p->cu_seqlens_k ? p->rows_k : p->batch * p->n_k;
-    return keys > count_cached_keys(p) ? 2 : 1;
+    const int64_t readers = fa_divide(count_work_tiles(p, s), p->heads_kv * p->batch);
+    return keys > count_cached_keys(p) && readers >= MANY_READERS ? 2 : 1;
 }
 
 /* Batches of few and of many queries: sections are faster if there are few work tiles, because those of few queries are mostly
  * empty (H200, page 64, us, one chunk of 512 and decodes at 8k, sections and mixed_beside: 16 heads of 4, 15 decodes, 124 work
- * tiles, 126, 175; 32 of 8, 15, 248, 252, 258; 60, 608, 649, 499). */
+ * tiles, 122, 175; 32 of 8, 15, 248, 228, 265; 16 of 4, 60, 304, 304, 281; 32 of 8, 60, 608, 612, 493). */
 static bool has_few_work_tiles(int64_t work_tiles, int64_t blocks)
 {
-    return 2 * work_tiles <= 3 * blocks;
+    return work_tiles <= 2 * blocks;
 }
 
 /* Of packed keys the host knows only the sum, and with many work tiles little is won (H200, us without and with sections: 8,000,
@@ -572,8 +617,11 @@ bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l
     if (params->split.sections) /* lengths shift it where no diagonal is given */
         params->reach = fa_sm90_find_reach(p->causal, p->window_left, p->window_right,
                                            p->diagonal_given ? p->diagonal : 0);
-    params->tasks = params->split.sections ? params->split.sections
-                                           : params->split.first_task[params->split.parts];
+    params->tasks = params->split.sections     ? params->split.sections
+                    : params->split.parts == 0 ? l->tasks
+                                               : params->split.first_task[params->split.parts];
+    if (params->split.parts == 0) /* query tiles are numbered by groups of heads */
+        params->by_heads = fa_reciprocal_of(p->heads_q >> params->split.group_bits);
     params->balanced_heads = params->alternating_heads = 0;
     return true;
 }
@@ -626,10 +674,23 @@ void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *devic
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
                        1 << s.group_bits, QUERY_BOX);
     const fa_sm90_split split = cut_line(p, &s, few, sections);
-    const int64_t merged = fa_cuda_count_tiles(s.rows, FA_SM90_MERGE_ROWS(p->d_v));
-    merge->grid = fa_cuda_grid(split.sections * merged);
+    merge->grid = fa_cuda_grid((int64_t)split.sections * FA_SM90_MERGE_SHARES);
     set_split(split, split.sections, device->multiprocessors,
               count_section_bytes(&s, split.sections), plan);
+}
+
+static void set_whole_tiles(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan)
+{
+    fa_cuda_plan_launch *l = &plan->launches[0];
+    const fa_variant *v = &fa_variants[l->variant];
+    const shape s = find_whole_tiles(p, v);
+    const int64_t tasks = s.tiles * s.heads;
+    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
+                       1 << s.group_bits, QUERY_BOX);
+    fa_cuda_set_tasks(l, s.tiles, tasks);
+    l->sm90.split = (fa_sm90_split){
+        .parts = 0, .queries = s.rows, .value_dim = v->value_dim, .group_bits = s.group_bits};
+    l->grid = (uint32_t)(tasks < device->multiprocessors ? tasks : device->multiprocessors);
 }
 
 /* The blocks of the second launch, if lengths are not on the device. */
@@ -677,26 +738,48 @@ static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cu
     return chosen;
 }
 
-static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+static bool add_launch(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                        char *why, size_t size)
 {
     if (refuse_split(p, why, size) ||
         !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan,
                           why, size))
         return false;
-    fa_cuda_plan_launch *l = &plan->launches[0];
-    const fa_variant *v = &fa_variants[l->variant];
-    const bool sections = wants_sections(p, v, device);
+    plan->launches[0].queue = queue_split;
+    plan->launches[0].overlaps = true;
+    return true;
+}
+
+bool fa_cuda_plan_split_form(const fa_problem *p, fa_cuda_split_form form,
+                             const fa_cuda_device *device, fa_cuda_plan *plan, char *why,
+                             size_t size)
+{
+    const int64_t blocks = device->multiprocessors;
+    const bool sections = form == FA_CUDA_SECTIONS;
+    if (!add_launch(p, device, plan, why, size)) return false;
+    if (form == FA_CUDA_WHOLE_TILES) {
+        set_whole_tiles(p, device, plan);
+        return true;
+    }
+    const fa_variant *v = &fa_variants[plan->launches[0].variant];
     if (sections && refuse_line(p, v, why, size)) return false;
     const int64_t chosen = sections ? 0 : choose_part(p, v, device, why, size);
-    if (!sections && chosen == 0) return false;
-    l->queue = queue_split;
-    l->overlaps = true;
-    if (!add_merge(p, sections, device, plan, why, size)) return false;
-    const int64_t blocks = device->multiprocessors;
-    if (sections) fa_cuda_section_split_sm90(p, device, blocks, count_rounds(p) * blocks, plan);
-    else fa_cuda_cut_split_sm90(p, device, chosen, plan);
+    if ((!sections && chosen == 0) || !add_merge(p, sections, device, plan, why, size))
+        return false;
+    if (sections) {
+        const shape s = find_longest(p, v);
+        fa_cuda_section_split_sm90(p, device, blocks, count_rounds(p, &s) * blocks, plan);
+    } else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
+}
+
+static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    const fa_variant *v = find_variant(p);
+    const fa_cuda_split_form form =
+        v && !refuse_split(p, NULL, 0) ? choose_form(p, v, device) : FA_CUDA_PARTS;
+    return fa_cuda_plan_split_form(p, form, device, plan, why, size);
 }
 
 /* Whether forward_sm90 is faster. Most problems have so many work tiles that the model is not needed. */
@@ -709,16 +792,19 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     const fa_variant *v = find_variant(p);
     if (!v || refuse_split(p, NULL, 0)) return true;
     if (fa_cuda_has_own_lengths(p)) return !fa_cuda_is_split_faster(p, p, device);
-    const double shared = shared_seconds(p, v, blocks);
+    const double shared = shared_seconds(p, v, blocks), whole = whole_seconds(p, v, blocks);
     const bool few =
         p->n_k >= LEAST_KEYS && count_heads(p) < MOST_ROUNDS * blocks &&
         count_heads(p) * fa_cuda_count_tiles(p->rows_q, LARGEST_QUERY_TILE) < MOST_ROUNDS * blocks;
-    if (shared == INFINITY && !few) return true;
+    if (shared == INFINITY && whole == INFINITY && !few) return true;
     fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
     if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
-    const shape s = find_shape(p, v);
+    const shape s = find_shape(p, v),
+                alone = find_shape(p, &fa_variants[plain.launches[0].variant]);
     const double others = plain_seconds(p, &plain.launches[0]);
-    if (others > least_gain_of_sharing * shared) return false;
+    if (others > least_gain_of_sharing * shared ||
+        average_seconds(&alone, blocks) > least_gain * whole)
+        return false;
     return !few || others <= least_gain * ideal_seconds(&s, blocks) ||
            others <= least_gain * choose_length(&s, device).seconds;
 }

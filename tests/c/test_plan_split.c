@@ -230,7 +230,7 @@ static void check_parts(const fa_sm90_split *split, int32_t begin, int32_t keys,
 {
     const int32_t tiles = keys > 0 ? (keys + tile_keys - 1) / tile_keys : 1,
                   end = begin + keys + split->tile_cost;
-    int32_t parts = 0, done = 0;
+    int32_t parts = 0, done = 0, wanted = 0;
     for (int32_t n = begin / section; n * section < end; n++) {
         const int32_t last = (n + 1) * section < end ? (n + 1) * section : end;
         const int32_t from = fa_sm90_cut_at(split, n * section - begin, keys, tile_keys),
@@ -239,22 +239,34 @@ static void check_parts(const fa_sm90_split *split, int32_t begin, int32_t keys,
               (int)from, (int)to, (int)done);
         CHECK(to == from || to - from == tiles || 2 * (to - from) >= split->least,
               "a part has %d of %d key tiles", (int)(to - from), (int)tiles);
+        if (from > 0 && to > from) {
+            const fa_sm90_cuts cuts =
+                fa_sm90_count_cuts(split, n * section - begin, keys, section, tile_keys);
+            CHECK(cuts.before == parts - 1, "%d cuts before part %d", (int)cuts.before, (int)parts);
+            CHECK(wanted == 0 || wanted == cuts.before + cuts.behind + 2, "%d and %d parts",
+                  (int)wanted, (int)(cuts.before + cuts.behind + 2));
+            wanted = cuts.before + cuts.behind + 2;
+        }
         parts += to > from;
         done = to;
     }
-    CHECK(done == tiles && parts >= 1 && parts <= FA_SM90_PARTS, "%d of %d key tiles, %d parts",
-          (int)done, (int)tiles, (int)parts);
+    CHECK(done == tiles && parts >= 1 && parts <= FA_SM90_SECTION_PARTS,
+          "%d of %d key tiles, %d parts", (int)done, (int)tiles, (int)parts);
+    CHECK(wanted == 0 || wanted == parts, "%d parts, expected %d", (int)wanted, (int)parts);
 }
 
 /* Sections of random lines. */
 static void test_sections(void)
 {
-    static const int32_t queries[] = {64, 128, 192}, tile_keys[] = {80, 96, 128};
+    static const int32_t tile_keys[] = {80, 96, 128};
     uint64_t state = 1;
     for (int i = 0; i < 2000; i++) {
-        const int32_t q = queries[draw(&state, 3)], k = tile_keys[draw(&state, 3)];
+        const int32_t bits = 5 + (int32_t)draw(&state, 3), q = 1 << bits,
+                      k = tile_keys[draw(&state, 3)], slices = (int32_t)draw(&state, 60) + 1;
         const fa_sm90_split split = {.queries = q,
-                                     .slices = (int32_t)draw(&state, 60) + 1,
+                                     .slices = slices,
+                                     .by_slices = fa_reciprocal_of(slices),
+                                     .by_few_slices = fa_reciprocal_of(7),
                                      .few_slices = 7,
                                      .few_keys = 1000,
                                      .tile_cost = (int32_t)draw(&state, 300) + 1,
@@ -265,7 +277,7 @@ static void test_sections(void)
         for (int n = 0; n < 4; n++) {
             lines[n] = draw_line(&state);
             for (int32_t t = 0; t <= lines[n].tiles; t++) {
-                const int32_t own = fa_sm90_length_of_tiles(&lines[n], q, split.tile_cost, t),
+                const int32_t own = fa_sm90_length_of_tiles(&lines[n], bits, split.tile_cost, t),
                               want = count_length(&lines[n], q, split.tile_cost, t);
                 CHECK(own == want, "%d tiles: %d, expected %d", (int)t, (int)own, (int)want);
             }
@@ -290,11 +302,14 @@ static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
     const fa_sm90_split *split = &l->sm90.split;
-    const int64_t sections = split->sections,
-                  rows = 128 / ((fa_variants[l->variant].value_dim + 7) / 8);
+    const int64_t sections = split->sections, queries = split->queries >> split->group_bits;
     const int blocks = devices[H200].multiprocessors;
-    const int rounds = p->batch * p->n_k * p->heads_kv * 2 * (p->d + p->d_v) > 80 << 20 ? 2 : 1;
     const int64_t heads = p->heads_q >> split->group_bits, in_step = split->in_step;
+    const int64_t padded = (p->max_q + queries - 1) / queries * p->batch,
+                  packed = p->rows_q / queries + p->batch;
+    const int64_t readers = (padded < packed ? padded : packed) * heads / (p->heads_kv * p->batch);
+    const bool many = p->batch * p->n_k * p->heads_kv * 2 * (p->d + p->d_v) > 80 << 20;
+    const int rounds = many && readers >= 8 ? 2 : 1;
     CHECK(in_step * split->line_heads == heads && sections == in_step * split->slices &&
               sections == rounds * blocks / in_step * in_step &&
               split->few_slices == blocks / in_step &&
@@ -310,8 +325,7 @@ static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
     CHECK(l->grid == (uint32_t)(sections < blocks ? sections : blocks) && l->overlaps &&
               merge->overlaps && !merge->idle,
           "%u blocks", l->grid);
-    CHECK(merge->grid == sections * ((split->queries + rows - 1) / rows), "%u blocks merge",
-          merge->grid);
+    CHECK(merge->grid == 8 * sections, "%u blocks merge", merge->grid);
     CHECK(strstr(fa_variants[merge->variant].name, "forward_sm90_merge_lengths"), "%s",
           fa_variants[merge->variant].name);
 }
@@ -366,12 +380,13 @@ static void test_mixed(void)
     static const struct {
         int64_t heads, batch, rows, max_q;
         const char *family;
-    } cases[] = {{4, 7, 518, 512, "sm90_split"},     {8, 3, 1512, 700, "sm90_split"},
-                 {4, 60, 571, 512, "mixed_beside"},  /* few queries on average */
-                 {8, 60, 1571, 512, "mixed_beside"}, /* many work tiles */
-                 {32, 7, 518, 512, "mixed_beside"},  {16, 16, 527, 512, "sm90_split"},
-                 {16, 3, 2816, 2048, "sm90_split"}, /* uneven chunks */
-                 {32, 3, 2816, 2048, "sm90_split"}};
+    } cases[] = {
+        {4, 7, 518, 512, "sm90_split"},     {8, 3, 1512, 700, "sm90_split"},
+        {4, 60, 571, 512, "mixed_beside"},  /* few queries on average */
+        {8, 60, 1571, 512, "mixed_beside"}, /* many work tiles */
+        {32, 7, 518, 512, "sm90_split"},    {16, 16, 527, 512, "sm90_split"},
+        {32, 15, 527, 512, "mixed_beside"}, {16, 3, 2816, 2048, "sm90_split"}, /* uneven chunks */
+        {32, 3, 2816, 2048, "sm90_split"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, 16384, 128);
         fa_cuda_plan plan;
@@ -399,6 +414,40 @@ static void test_unaligned(void)
     CHECK(plan_by(NULL, &p, &plan), "no plan");
     CHECK(plan.family != split_family && plan.workspace_bytes <= room, "%s: %zu bytes of %zu",
           plan.family->name, plan.workspace_bytes, room);
+}
+
+/* Many short sequences: heads share whole query tiles, in one launch, where that leaves clearly fewer of them. */
+static void test_whole_tiles(void)
+{
+    static const struct {
+        int64_t batch, heads, heads_kv, n, tiles; /* 0: another family */
+    } cases[] = {{64, 32, 8, 150, 5}, {128, 16, 2, 70, 5}, {64, 32, 32, 150, 0},
+                 {64, 32, 8, 256, 0}, {1, 32, 8, 150, 0},  {64, 12, 4, 150, 0},
+                 {32, 32, 8, 300, 10}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_problem(cases[i].heads, cases[i].n, cases[i].n, 128);
+        fa_cuda_plan plan;
+        char text[400];
+        p.batch = p.blocks_q = p.blocks_k = cases[i].batch;
+        p.heads_kv = cases[i].heads_kv;
+        set_view(&p.k, p.n_k, p.heads_kv, 128);
+        set_view(&p.v, p.n_k, p.heads_kv, 128);
+        CHECK(plan_by(NULL, &p, &plan), "no plan");
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        CHECK((plan.family == split_family) == (cases[i].tiles > 0), "case %d: %s", (int)i,
+              plan.family->name);
+        if (cases[i].tiles == 0) continue;
+        const int64_t tasks = cases[i].tiles * cases[i].batch * cases[i].heads_kv;
+        CHECK(plan.count == 1 && plan.workspace_bytes == 0 && l->sm90.split.parts == 0 &&
+                  1 << l->sm90.split.group_bits == p.heads_q / p.heads_kv,
+              "case %d", (int)i);
+        CHECK(l->tiles == cases[i].tiles && l->tasks == tasks && l->grid == 132, "%d tasks",
+              (int)l->tasks);
+        fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
+        CHECK(strstr(text, "forward_sm90_split_d128_overlapped_bf16: ") &&
+                  strstr(text, "at most 1 part"),
+              "%s", text);
+    }
 }
 
 static void test_refusals(void)
@@ -477,6 +526,7 @@ int main(void)
     test_kinds_of_lengths();
     test_mixed();
     test_unaligned();
+    test_whole_tiles();
     test_refusals();
     test_by_name();
     test_workspace();

@@ -64,15 +64,16 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 static int runs[FA_VARIANTS], max_runs = INT_MAX;
 /* Calls with so many parts at most, from 2 on; with causal masks, windows, sinks and lse; and with lengths on the device,
  * of queries and keys that are packed or not. */
-static int with_parts[FA_SM90_PARTS + 1], causal, windows, sinks, lse;
+static int with_parts[FA_SM90_SECTION_PARTS + 1], causal, windows, sinks, lse;
 static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages;
-/* With sections: calls whose query tiles have rows of 2^i heads; and those of which the host knows all lengths. */
-static int groups[8], uniform;
+/* With sections: calls whose query tiles have rows of 2^i heads; and those of which the host knows all lengths. Calls with whole
+ * query tiles. */
+static int groups[8], uniform, whole;
 /* Problems with lengths on the device, in which three or four sections share query tiles: found by a scan. */
 static const int64_t shared[] = {447, 449, 467};
 
 /* Query tiles that sections share, by the number of their parts. */
-static int cuts[FA_SM90_PARTS + 1];
+static int cuts[FA_SM90_SECTION_PARTS + 1];
 
 /* How a call is run. */
 typedef struct machine {
@@ -122,7 +123,7 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan *plan)
     const fa_sm90_split split = fa_cuda_split_of(p, &plan->launches[0]);
     for (int i = 0; i < split.sections; i++) {
         CHECK(split.cuts[i].parts == 0 ||
-                  (split.cuts[i].parts > 1 && split.cuts[i].parts <= FA_SM90_PARTS),
+                  (split.cuts[i].parts > 1 && split.cuts[i].parts <= FA_SM90_SECTION_PARTS),
               "section %d: %d parts", i, (int)split.cuts[i].parts);
         cuts[split.cuts[i].parts]++;
     }
@@ -140,6 +141,11 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     fa_cuda_plan_begin(&device, &fa_cuda_forward_split_sm90, plan);
     if (!fa_cuda_forward_split_sm90.plan(p, &device, plan, why, size)) return false;
     const fa_sm90_split *split = &plan->launches[0].sm90.split;
+    if (split->parts == 0 && number % 2) {
+        fa_cuda_plan_begin(&device, &fa_cuda_forward_split_sm90, plan);
+        if (!fa_cuda_plan_split_form(p, FA_CUDA_SECTIONS, &device, plan, why, size)) return false;
+    }
+    if (split->parts == 0) return true;
     if (split->sections) {
         const int64_t few = 1 + number * 7 % 64;
         fa_cuda_section_split_sm90(p, &device, few, few * (1 + number / 2 % 2), plan);
@@ -173,6 +179,7 @@ static void count(const fa_problem *p, const fa_cuda_plan *plan)
 {
     for (int i = 0; i < plan->count; i++) runs[plan->launches[i].variant]++;
     with_parts[plan->launches[0].sm90.split.parts]++;
+    whole += plan->launches[0].sm90.split.parts == 0;
     if (plan->launches[0].sm90.split.sections) {
         groups[plan->launches[0].sm90.split.group_bits]++;
         uniform += !fa_cuda_has_own_lengths(p);
@@ -399,13 +406,14 @@ int main(int argc, char **argv)
                      pages && packed_over_pages),
         "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
         packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
-    CHECK(argc > 1 || (groups[0] && groups[1] && groups[2] && groups[3] && uniform),
-          "query tiles of 1, 2, 4 and 8 heads: %d, %d, %d and %d; %d lengths that the host knows",
-          groups[0], groups[1], groups[2], groups[3], uniform);
+    CHECK(argc > 1 || (groups[0] && groups[1] && groups[2] && groups[3] && uniform && whole),
+          "query tiles of 1, 2, 4 and 8 heads: %d, %d, %d and %d; %d lengths that the host knows; "
+          "%d with whole query tiles",
+          groups[0], groups[1], groups[2], groups[3], uniform, whole);
     CHECK(argc > 1 || (cuts[2] && cuts[3] && cuts[4]), "sections shared %d, %d and %d query tiles",
           cuts[2], cuts[3], cuts[4]);
     int more_parts = 0;
-    for (int i = 3; i < FA_SM90_PARTS; i++) more_parts += with_parts[i];
+    for (int i = 3; i <= FA_SM90_PARTS; i++) more_parts += with_parts[i];
     CHECK(argc > 1 || (with_parts[2] && more_parts), "%d problems had two parts, %d more",
           with_parts[2], more_parts);
     if (argc > 2) {
@@ -418,9 +426,10 @@ int main(int argc, char **argv)
         for (int i = 0; i < 8; i++)
             if (groups[i]) printf("%5d with query tiles of %d heads\n", groups[i], 1 << i);
         printf("%5d with sections and lengths that the host knows\n", uniform);
-        for (int i = 2; i <= FA_SM90_PARTS; i++)
+        for (int i = 2; i <= FA_SM90_SECTION_PARTS; i++)
             if (cuts[i]) printf("%5d query tiles in parts of %d sections\n", cuts[i], i);
-        for (int i = 2; i <= FA_SM90_PARTS; i++) printf("%5d with %d parts\n", with_parts[i], i);
+        for (int i = 2; i <= FA_SM90_SECTION_PARTS; i++)
+            printf("%5d with %d parts\n", with_parts[i], i);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }
