@@ -717,10 +717,10 @@ VARIANT(backward_tf32_d384_general, .file = "backward_sm80/backward_sm80", .kern
         .keys = 32, .queries = 32, .stages = 1, .slices = 3, .blocks = 1)
 VARIANT(backward_tf32_d512, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 512, .options = 0, .warps = 8, .group_rows = 32,
-        .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
+        .keys = 32, .queries = 32, .stages = 1, .slices = 4, .static_smem = 512, .blocks = 1)
 VARIANT(backward_tf32_d512_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 512, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
-        .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
+        .keys = 32, .queries = 32, .stages = 1, .slices = 4, .static_smem = 512, .blocks = 1)
 END(backward, tf32)
 
 FAMILY(backward, tf32x3)
