@@ -253,6 +253,9 @@ VARIANT(forward_f16x3_sm90_general256, .file = "forward_f16x3_sm90/forward_f16x3
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1)
 /* Two blocks, a cluster, share a work tile and have half of the columns each. */
+VARIANT(forward_f16x3_sm90_d320, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)
 VARIANT(forward_f16x3_sm90_d384, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 384, .value_dim = 192, .options = 0, .cluster = 2, .consumers = 2,
         .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)
@@ -723,10 +726,10 @@ VARIANT(backward_tf32_d384_general, .file = "backward_sm80/backward_sm80", .kern
         .keys = 32, .queries = 32, .stages = 1, .slices = 3, .blocks = 1)
 VARIANT(backward_tf32_d512, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 512, .options = 0, .warps = 8, .group_rows = 32,
-        .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
+        .keys = 32, .queries = 32, .stages = 1, .slices = 4, .static_smem = 512, .blocks = 1)
 VARIANT(backward_tf32_d512_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 512, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
-        .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
+        .keys = 32, .queries = 32, .stages = 1, .slices = 4, .static_smem = 512, .blocks = 1)
 END(backward, tf32)
 
 FAMILY(backward, tf32x3)

@@ -50,6 +50,9 @@
 /* The state of a thread. */
 typedef struct thread_state {
     fa_gradient dk, dv;
+#if SHARED_SCORES
+    fa_operands operands; /* of the tile, until all largest numbers are known */
+#endif
     uint32_t memory; /* the address of shared memory */
     float scale;     /* from scores to exponents of 2; with a softcap, to the argument of tanh */
 } thread_state;
@@ -75,7 +78,8 @@ FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights
                         const fa_weights *ds)
 {
 #if SHARED_SCORES
-    share_operands(x->memory, part, weights, ds);
+    x->operands = make_operands(part, weights, ds);
+    store_largest(x->memory + LARGEST_AT, part, &x->operands);
 #elif OWN_PARTS
     row_parts parts;
     (void)weights;
@@ -171,7 +175,7 @@ FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
 {
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const uint32_t own = (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH) + l->score_a;
-    const uint32_t q = (q_at(x->memory, stage_of(at)) + l->a) ^ half_of(at->count);
+    const uint32_t q = (q_at(x->memory, place_of(at->count)) + l->a) ^ half_of(at->count);
     sync_group(l);
 #if OWN_PARTS
     const uint32_t factors =
@@ -292,23 +296,26 @@ FA_DEVICE void issue_next(const fa_backward_params *p, const fa_backward_sm80_pa
     issue_tile(p, s, memory, w, &next, what);
 }
 
-#if TAKES_TURNS
+#if BESIDE_KEYS
 
-/* Copies queries and dout of the next tile. The warps that have no scores do this: otherwise they
- * would wait for the others' weights. */
+/* Threads that copy the next tile: those of the warps that have no scores, which would wait for the others' weights;
+ * without such warps all. */
+enum {
+    NO_SCORES = THREADS - 32 * SCORE_TILES,
+    NEXT_THREADS = NO_SCORES > 0 ? NO_SCORES : THREADS,
+    NEXT_TOGETHER = NEXT_THREADS / PART_VECTORS
+};
+static_assert(NEXT_TOGETHER == 2 || NEXT_TOGETHER == 4, "rows that are copied at once");
+
+/* Copies queries or dout of the next tile, whose places are free from the start of a tile on. */
 FA_DEVICE void copy_next(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                         const block_work *w, uint32_t memory, const tile_cursor *at)
+                         const block_work *w, uint32_t memory, const tile_cursor *at, int what)
 {
-    enum { TOGETHER = (THREADS - 32 * SCORE_TILES) / PART_VECTORS };
-    static_assert(TOGETHER == 2 || TOGETHER == 4, "rows that are copied at once");
-    const int thread = ptx_thread_id() - 32 * SCORE_TILES;
+    const int thread = ptx_thread_id() - (THREADS - NEXT_THREADS);
     tile_cursor next = *at;
-    if (at->count + 1 >= w->tiles || thread >= TOGETHER * PART_VECTORS) return;
+    if (at->count + 1 >= w->tiles || thread >= NEXT_TOGETHER * PART_VECTORS) return;
     advance(&next, w);
-    const char *parts = find_parts(s, w, &next);
-    issue_parts(parts, p->a.d, q_at(memory, 0), half_of(next.count), thread, TOGETHER);
-    issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v, dout_at(memory, 0),
-                half_of(next.count), thread, TOGETHER);
+    issue_tile_parts(p, s, memory, w, &next, what, thread, NEXT_TOGETHER);
 }
 
 #endif
@@ -319,20 +326,28 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
                              const block_work *w, thread_state *x, const tile_cursor *at)
 {
     const fa_layout layout = find_layout(x->memory), *l = &layout;
-    const uint32_t q = (q_at(x->memory, 0) + l->a) ^ half_of(at->count);
     const int column = l->share * COLUMNS;
-    const uint32_t own = q + (uint32_t)column * ELEMENT_BYTES;
+    const uint32_t own = l->a + (uint32_t)column * ELEMENT_BYTES;
+    const uint32_t q = (q_at(x->memory, place_of(at->count)) + own) ^ half_of(at->count);
+    const uint32_t dout = (dout_at(x->memory, place_of(at->count)) + own) ^ dout_half_of(at->count);
     const uint32_t factors = x->memory + LARGEST_AT + (uint32_t)(l->lane / 4) * 4;
     issue_next(p, s, w, x->memory, at, THE_ROWS);
+#if BESIDE_KEYS
+    if (NO_SCORES == 0) copy_next(p, s, w, x->memory, at, THE_DOUT);
+#endif
     if (column < p->a.d_v)
-        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, own + Q_TO_DOUT,
+        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, dout,
                               factors + DV_FACTORS);
     __syncwarp();
-    if (!TAKES_TURNS) issue_next(p, s, w, x->memory, at, THE_DOUT | OWN_COLUMNS);
+#if BESIDE_KEYS
+    if (NO_SCORES == 0) copy_next(p, s, w, x->memory, at, THE_QUERIES);
+#else
+    issue_next(p, s, w, x->memory, at, THE_DOUT | OWN_COLUMNS);
+#endif
     if (column < p->a.d)
-        add_high_low_gradient(&x->dk, x->memory + DS_AT + l->score_a, own, factors + DK_FACTORS);
+        add_high_low_gradient(&x->dk, x->memory + DS_AT + l->score_a, q, factors + DK_FACTORS);
     __syncwarp();
-    if (!TAKES_TURNS) issue_next(p, s, w, x->memory, at, THE_QUERIES | OWN_COLUMNS);
+    if (!BESIDE_KEYS) issue_next(p, s, w, x->memory, at, THE_QUERIES | OWN_COLUMNS);
     add_dq(p, s, w, x->memory, at);
 }
 
@@ -341,12 +356,14 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 {
     share_slice(x->memory, at->count, p->a.d, p->a.d_v);
     __syncthreads();
-    if (has_scores()) consume_chunk(&p->a, s, w, x, at, 0);
-    else {
-#if TAKES_TURNS
-        copy_next(p, s, w, x->memory, at);
+#if BESIDE_KEYS
+    if (!has_scores()) copy_next(p, s, w, x->memory, at, THE_QUERIES | THE_DOUT);
 #endif
-        __syncthreads(); /* like share_operands */
+    if (has_scores()) consume_chunk(&p->a, s, w, x, at, 0);
+    __syncthreads();
+    if (has_scores()) {
+        const tile_part part = find_part(x->memory, at, 0);
+        share_operands(x->memory, &part, &x->operands);
     }
     __syncthreads();
     add_gradients(p, s, w, x, at);

@@ -103,6 +103,13 @@
 #define FA_BACKWARD_SM80_ROOM(element, buffers)                                                    \
     (FA_BACKWARD_SM80_TAKES_TURNS(element) ? 1 : (buffers))
 
+/* If warps also share the products of scores, a tile of queries and its dout take one area, each half of its rows. The next
+ * tile's are in the halves of keys and values that would hold their low parts. */
+#define FA_BACKWARD_SM80_BESIDE_KEYS(element, slices)                                              \
+    (FA_BACKWARD_SM80_TAKES_TURNS(element) && (slices) > 0)
+#define FA_BACKWARD_SM80_Q_AREAS(element, stages, slices)                                          \
+    (FA_BACKWARD_SM80_BESIDE_KEYS(element, slices) ? 1 : 2 * FA_BACKWARD_SM80_ROOM(element, stages))
+
 /* Bytes of dS; if warps share keys, also of weights, and of dS for dK if it differs from dS for dQ.
  * With wide heads these replace the parts of scores and of dP. */
 #define FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices)         \
@@ -138,7 +145,7 @@
  * dout and of their rows and factors; dS, weights and parts of scores; powers of two and the
  * numbers from which they follow. */
 #define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages, slices)      \
-    ((2 * (keys) + 2 * FA_BACKWARD_SM80_ROOM(element, stages) * (queries)) *                       \
+    ((2 * (keys) + FA_BACKWARD_SM80_Q_AREAS(element, stages, slices) * (queries)) *                \
          FA_BACKWARD_SM80_PITCH(element, dim) +                                                    \
      (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
      FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices) +          \

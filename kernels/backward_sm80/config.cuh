@@ -53,6 +53,12 @@
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
 
+/* Tiles of queries take turns between their own rows and the unused halves of keys and values. */
+#define BESIDE_KEYS (FA_BACKWARD_SM80_BESIDE_KEYS(ELEMENT, SLICES) && !SCORES_ALONE)
+
+/* A thread copies the same unit of several rows of parts (issue_parts). */
+#define ROWS_OF_PARTS (OWN_PARTS || BESIDE_KEYS)
+
 enum {
     ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
     VECTOR = 16 / ELEMENT_BYTES,     /* elements of a 16-byte unit */
@@ -64,10 +70,10 @@ enum {
     SPLIT = FA_BACKWARD_SM80_SPLIT(KEYS, WARPS, GROUP_ROWS),
     M_TILES = GROUP_ROWS / 16,
     /* The queries of a tile for which a warp computes scores, or its slice of them. */
-    OWN_QUERIES = SHARED_SCORES ? 16 : QUERIES / SPLIT,
+    OWN_QUERIES = SHARED_SCORES ? QUERIES * 2 * SLICES / WARPS : QUERIES / SPLIT,
     COLUMNS = HEAD_DIM / SPLIT, /* columns of dK and dV that a warp computes */
     /* Queries whose scores are in registers at the same time. Options need registers, too. */
-    MOST_QUERIES = OPTIONS && HEAD_DIM != 96 && !SCORES_ALONE ? 16 : 32,
+    MOST_QUERIES = OPTIONS && HEAD_DIM != 96 && !SCORES_ALONE && !SHARED_SCORES ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
     N_TILES = CHUNK / 8, /* of 8 queries of the scores */
@@ -94,6 +100,7 @@ enum {
     SMEM_BYTES =
         FA_BACKWARD_SM80_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES, SLICES)
 };
+static_assert(!BESIDE_KEYS || QUERIES <= KEYS, "a tile of queries has room beside keys");
 static_assert(SCORE_PITCH == 64 || SCORE_PITCH % 128 == 0, "the swizzle of weights and dS");
 static_assert(GROUP_ROWS % 16 == 0 && KEYS % GROUP_ROWS == 0 && KEYS % 32 == 0, "whole groups");
 static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= SEMAPHORES,

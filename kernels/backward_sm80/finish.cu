@@ -98,18 +98,20 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const int64_t number = find_own_tile(&s, blockIdx.x);
     float *sums = s.sums + number * (FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 4);
     const int warp = (int)threadIdx.x / 32;
+    /* In float32 `prepare` and the kernel leave out columns that do not exist. */
+    const int units = FA_ELEMENT_BYTES(ELEMENT) == 4 ? TILE / 16 * (((int)p.a.d + 31) / 32) : UNITS;
     float4 x[PASSES][4];
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, TILE);
 #pragma unroll
     for (int i = 0; i < PASSES * 4; i++) {
         const int unit = warp + i / 4 * (THREADS / 32);
-        if (unit < UNITS)
+        if (unit < units)
             x[i / 4][i % 4] = load_sums(fragment_sums(sums, unit % 4, unit / 4 * 4 + i % 4));
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < PASSES; i++) {
         const int unit = warp + i * (THREADS / 32);
-        if (unit < UNITS) store_unit(&p, &tile, x[i], unit % 4, unit / 4 * 32);
+        if (unit < units) store_unit(&p, &tile, x[i], unit % 4, unit / 4 * 32);
     }
 }

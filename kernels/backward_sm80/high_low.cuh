@@ -386,25 +386,21 @@ FA_DEVICE void store_parts(uint32_t row, int unit, float first, float second)
 }
 
 /* Stores weights and dS in shared memory, a row for each key: all warps need them for dV, dK and
- * dQ. All warps synchronize once, including those that have no tile of scores. By then all parts of
- * scores have been read, and weights and dS overwrite them. */
-FA_DEVICE void share_operands(uint32_t memory, const tile_part *part, const fa_weights *weights,
-                              const fa_weights *ds)
+ * dQ. All warps have stored their largest numbers. So all parts of scores have been read, and
+ * weights and dS overwrite them. */
+FA_DEVICE void share_operands(uint32_t memory, const tile_part *part, const fa_operands *x)
 {
     const uint32_t largest = memory + LARGEST_AT;
-    const fa_operands x = make_operands(part, weights, ds);
-    store_largest(largest, part, &x);
-    __syncthreads();
     const fa_operand_powers powers = load_operand_powers(largest, part);
     store_factors_of_rows(largest, part, &powers);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const uint32_t row = part->weights_word + (uint32_t)(8 * r * SCORE_PITCH);
-        store_parts(row, part->unit, x.dv[r] * powers.dv[r], x.dv[2 + r] * powers.dv[r]);
-        store_parts(row + DS_AT - WEIGHTS_AT, part->unit, x.dk[r] * powers.dk[r],
-                    x.dk[2 + r] * powers.dk[r]);
-        store_parts(row + DQ_DS_AT - WEIGHTS_AT, part->unit, x.dq[r] * powers.dq[0],
-                    x.dq[2 + r] * powers.dq[1]);
+        store_parts(row, part->unit, x->dv[r] * powers.dv[r], x->dv[2 + r] * powers.dv[r]);
+        store_parts(row + DS_AT - WEIGHTS_AT, part->unit, x->dk[r] * powers.dk[r],
+                    x->dk[2 + r] * powers.dk[r]);
+        store_parts(row + DQ_DS_AT - WEIGHTS_AT, part->unit, x->dq[r] * powers.dq[0],
+                    x->dq[2 + r] * powers.dq[1]);
     }
 }
 

@@ -24,7 +24,7 @@ enum {
     K_AT = 0,
     V_AT = K_AT + KEY_BYTES,
     Q_AT = V_AT + KEY_BYTES,
-    DOUT_AT = Q_AT + Q_BUFFERS * Q_BYTES,
+    DOUT_AT = Q_AT + (BESIDE_KEYS ? 0 : Q_BUFFERS * Q_BYTES),
     Q_TO_DOUT = DOUT_AT - Q_AT, /* of the same stage */
     ROWS_AT = DOUT_AT + Q_BUFFERS * Q_BYTES,
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
@@ -140,18 +140,25 @@ FA_DEVICE uint32_t fragment_at(uint32_t row, int unit)
     return (row ^ (uint32_t)((unit & 7) * 16)) + (uint32_t)(unit / 8 * 128);
 }
 
-FA_DEVICE uint32_t q_at(uint32_t memory, int stage)
+/* In which of two places tile number `count` has its queries and its dout. */
+FA_DEVICE int place_of(int count) { return STAGES == 2 || BESIDE_KEYS ? count & 1 : 0; }
+
+FA_DEVICE uint32_t q_at(uint32_t memory, int place)
 {
-    return memory + Q_AT + (Q_BUFFERS == 2 ? (uint32_t)stage * Q_BYTES : 0);
+    if (BESIDE_KEYS) return memory + (place ? K_AT : Q_AT);
+    return memory + Q_AT + (Q_BUFFERS == 2 ? (uint32_t)place * Q_BYTES : 0);
 }
 
-FA_DEVICE uint32_t dout_at(uint32_t memory, int stage)
+FA_DEVICE uint32_t dout_at(uint32_t memory, int place)
 {
-    return memory + DOUT_AT + (Q_BUFFERS == 2 ? (uint32_t)stage * Q_BYTES : 0);
+    if (BESIDE_KEYS) return memory + (place ? V_AT : DOUT_AT);
+    return memory + DOUT_AT + (Q_BUFFERS == 2 ? (uint32_t)place * Q_BYTES : 0);
 }
 
-/* Which half of its rows tile number `count` uses, as an offset in bytes in each group of banks. */
+/* Which half of the rows there it uses, as an offset in bytes in each group of banks. */
 FA_DEVICE uint32_t half_of(int count) { return TAKES_TURNS ? (uint32_t)(count & 1) * 64 : 0; }
+
+FA_DEVICE uint32_t dout_half_of(int count) { return BESIDE_KEYS ? 64 : half_of(count); }
 
 /* The address of a tile's rows, log-sum-exp and delta of each query: 16 bytes for two queries. */
 FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)

@@ -112,11 +112,10 @@ FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_
 
 #if HIGH_LOW
 
-/* Rows of the workspace that are split already, as many columns as exist. half: the half of the
- * rows that gets high parts (half_of); threads that copy to the other half have low parts. */
-FA_DEVICE void take_parts(row_source *s, const char *rows, uint32_t half)
+/* Rows of the workspace that are split already, as many columns as exist. */
+FA_DEVICE void take_parts(row_source *s, const char *rows)
 {
-    s->data = rows - half;
+    s->data = rows;
     s->pitch = PITCH;
     s->columns = (s->columns + 31) / 32 * 32;
     s->whole = true;
@@ -135,12 +134,6 @@ FA_DEVICE void issue_powers(uint32_t to, const fa_backward_sm80_powers *from)
 {
     const int thread = ptx_thread_id();
     if (thread < QUERIES / 2) ptx_cp_async_16(to + (uint32_t)thread * 16, from + 2 * thread, true);
-}
-
-/* Whether the thread's units are needed: one product has no low parts. */
-FA_DEVICE bool has_parts(uint32_t half)
-{
-    return THREE_PRODUCTS || (ptx_thread_id() % ROW_VECTORS & 4) * 16 == (int)half;
 }
 
 #endif
@@ -251,22 +244,35 @@ FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
  * heads, queries and dout perhaps only in the warp's own columns. */
 enum { THE_QUERIES = 1, THE_DOUT = 2, THE_ROWS = 4, ALL_OF_TILE = 7, OWN_COLUMNS = 8 };
 
+#if ROWS_OF_PARTS
+
+/* The copy of queries and dout by threads that copy `together` rows at once. */
+FA_DEVICE void issue_tile_parts(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                                uint32_t memory, const block_work *w, const tile_cursor *at,
+                                int what, int thread, int together)
+{
+    const char *parts = find_parts(s, w, at);
+    if (what & THE_QUERIES)
+        issue_parts(parts, p->a.d, q_at(memory, place_of(at->count)), half_of(at->count), thread,
+                    together);
+    if (what & THE_DOUT)
+        issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v,
+                    dout_at(memory, place_of(at->count)), dout_half_of(at->count), thread,
+                    together);
+}
+
+#endif
+
 FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           uint32_t memory, const block_work *w, const tile_cursor *at, int what)
 {
     const int thread = ptx_thread_id(), stage = stage_of(at);
     const float2 *rows = (const float2 *)(const void *)s->rows + tile_number(w, s, at) * TILE +
                          at->tile % PARTS * QUERIES;
-#if OWN_PARTS
+#if ROWS_OF_PARTS
     enum { TOGETHER = THREADS / PART_VECTORS };
     static_assert(THREADS % PART_VECTORS == 0 && QUERIES % TOGETHER == 0, "whole passes");
-    const char *parts = find_parts(s, w, at);
-    if (what & THE_QUERIES)
-        issue_parts(parts, p->a.d, q_at(memory, stage), half_of(at->count), ptx_thread_id(),
-                    TOGETHER);
-    if (what & THE_DOUT)
-        issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v, dout_at(memory, stage),
-                    half_of(at->count), ptx_thread_id(), TOGETHER);
+    issue_tile_parts(p, s, memory, w, at, what, ptx_thread_id(), TOGETHER);
 #else
     const fa_tile *t = &w->sequence;
     const int first = at->tile * QUERIES, from = w->seen_query_from - first,
@@ -279,21 +285,18 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
 #endif
 #if HIGH_LOW
     const char *parts = find_parts(s, w, at);
-    take_parts(&q, parts, half_of(at->count));
-    take_parts(&dout, parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), half_of(at->count));
-    const bool copies = has_parts(half_of(at->count));
-#else
-    const bool copies = true;
+    take_parts(&q, parts);
+    take_parts(&dout, parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
 #endif
 #if SHARED_SCORES
     if (what & OWN_COLUMNS) {
-        if (what & THE_QUERIES) issue_own_columns(&q, q_at(memory, stage));
-        if (what & THE_DOUT) issue_own_columns(&dout, dout_at(memory, stage));
+        if (what & THE_QUERIES) issue_own_columns(&q, q_at(memory, place_of(at->count)));
+        if (what & THE_DOUT) issue_own_columns(&dout, dout_at(memory, place_of(at->count)));
         return;
     }
 #endif
-    if ((what & THE_QUERIES) && copies) issue_rows(&q, QUERIES, q_at(memory, stage));
-    if ((what & THE_DOUT) && copies) issue_rows(&dout, QUERIES, dout_at(memory, stage));
+    if (what & THE_QUERIES) issue_rows(&q, QUERIES, q_at(memory, stage));
+    if (what & THE_DOUT) issue_rows(&dout, QUERIES, dout_at(memory, stage));
 #endif
     if (!(what & THE_ROWS)) return;
     if (thread < QUERIES / 2)

@@ -22,9 +22,7 @@ enum {
     VECTORS = (HEAD_DIM / VECTOR + LANES - 1) / LANES, /* of a lane */
     ROWS_A_PASS = THREADS / LANES,
     PASSES = TILE / ROWS_A_PASS,
-    MOST =
-        VECTOR == 4 ? 8 : 16, /* vectors of a tensor in flight; float32 needs room for two blocks */
-    TOGETHER = PASSES * VECTORS <= MOST ? PASSES : 4, /* passes whose loads fit in registers */
+    TOGETHER = PASSES * VECTORS <= 16 ? PASSES : 4, /* passes whose loads fit in registers */
     LSE_EARLY = HEAD_DIM <= 256, /* with the rows: wider ones would take registers of a block */
     SUM_VECTORS = FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 16,
     SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM)
@@ -50,11 +48,10 @@ FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_backward_sm80
     return make_float2(fmaf(lse, FA_LOG2E, (float)-bits), delta / (float)(1 << bits));
 }
 
+#if FA_ELEMENT_BYTES(ELEMENT) == 2
+
 /* Whether rows consist of whole, aligned vectors. */
-FA_DEVICE bool has_vectors(const fa_kernel_view *view)
-{
-    return VECTOR == 4 ? view->vector != 0 : view->vector == 8;
-}
+FA_DEVICE bool has_vectors(const fa_kernel_view *view) { return view->vector == 8; }
 
 /* The sum of products of the elements of a vector. */
 FA_DEVICE float multiply_vectors(uint4 a, uint4 b)
@@ -63,10 +60,6 @@ FA_DEVICE float multiply_vectors(uint4 a, uint4 b)
     float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        if (VECTOR == 4) {
-            sum = fmaf(fa_bits_float(x[k]), fa_bits_float(y[k]), sum);
-            continue;
-        }
         const float2 c = fa_unpack_x2(x[k], ELEMENT), d = fa_unpack_x2(y[k], ELEMENT);
         sum = fmaf(c.x, d.x, fmaf(c.y, d.y, sum));
     }
@@ -104,9 +97,7 @@ FA_DEVICE void prepare_passes(const fa_backward_params *p, const fa_backward_sm8
 #pragma unroll
         for (int vector = 0; vector < VECTORS; vector++)
             sum += multiply_vectors(dout[pass][vector], out[pass][vector]);
-#pragma unroll
-        for (int other = LANES / 2; other > 0; other /= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, other);
+        sum = fa_sum_from_far(sum, LANES);
         if (lane != 0) continue;
         if (!LSE_EARLY) lse[pass] = load_row_lse(p, t, t->first + row);
         rows[row] = prepare_row(p, s, t, t->first + row, lse[pass], sum);
@@ -136,7 +127,7 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_
     }
 }
 
-#if FA_ELEMENT_BYTES(ELEMENT) == 4
+#else
 
 /* Stores zeros in the caller's rows of dq, if these are the sums. Rows after the last query keep
  * them. */
@@ -154,114 +145,129 @@ FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
     }
 }
 
-/* ---- Queries and dout as float16 parts ------------------------------------------------------- */
+/* ---- Rows, and queries and dout as float16 parts --------------------------------------------- */
 
-/* A lane processes one number of each unit of 32 columns, which together are a unit of high parts
- * and one of low parts. It does this LANE_ITEMS times. A warp processes WARP_ROWS rows side by side. */
+/* A lane has every ROW_LANES-th unit of four columns of a row. A block has ROWS_AT_ONCE rows side by side; the loads of
+ * ROWS_TOGETHER of these are issued before the first is used. */
 enum {
-    ROW_ITEMS = HEAD_DIM / 32 * 4,
-    ROW_LANES = ROW_ITEMS < 32 ? ROW_ITEMS : 32,
-    LANE_ITEMS = (ROW_ITEMS + ROW_LANES - 1) / ROW_LANES,
-    WARP_ROWS = 32 / ROW_LANES,
-    ROWS_AT_ONCE = THREADS / ROW_LANES
+    ROW_LANES = HEAD_DIM / 4 < 32 ? HEAD_DIM / 4 : 32,
+    ROW_UNITS = HEAD_DIM / 4 / ROW_LANES,
+    ROWS_AT_ONCE = THREADS / ROW_LANES,
+    ROWS_TOGETHER = ROW_UNITS == 1   ? 4
+                    : ROW_UNITS == 2 ? 2
+                                     : 1
 };
+static_assert(ROW_LANES * ROW_UNITS * 4 == HEAD_DIM && TILE % (ROWS_AT_ONCE * ROWS_TOGETHER) == 0,
+              "whole passes");
 
 typedef struct row_numbers {
-    float at[LANE_ITEMS][8];
+    float4 at[ROW_UNITS];
 } row_numbers;
 
-/* Whether a row of the tile has weights. Other rows may hold anything, and become zeros. */
-FA_DEVICE bool has_weights(const float2 *rows, int row) { return rows[row].x != INFINITY; }
-
-/* The numbers of a row, if it exists. */
-FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa_tile *t, int row,
+/* The lane's numbers of row i, if it exists. */
+FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa_tile *t, int64_t i,
                             int columns)
 {
-    const int64_t at = t->first + row;
     const float *from =
-        (const float *)(const void *)fa_view_row(view, t->block_q, t->start_q + at, t->head);
+        (const float *)(const void *)fa_view_row(view, t->block_q, t->start_q + i, t->head);
 #pragma unroll
-    for (int i = 0; i < LANE_ITEMS * 8; i++) {
-        const int item = (int)threadIdx.x % ROW_LANES + i / 8 * ROW_LANES;
-        const int column = item / 4 * 32 + i % 8 * 4 + item % 4;
-        x->at[i / 8][i % 8] = at < t->n_q && column < columns ? from[column] : 0.0f;
+    for (int n = 0; n < ROW_UNITS; n++) {
+        const int column = 4 * ((int)threadIdx.x % ROW_LANES + n * ROW_LANES);
+        x->at[n] = make_float4(0, 0, 0, 0);
+        if (i >= t->n_q || column >= columns) continue;
+        if (view->vector) {
+            x->at[n] = *(const float4 *)(const void *)(from + column);
+            continue;
+        }
+        x->at[n].x = from[column];
+        if (column + 1 < columns) x->at[n].y = from[column + 1];
+        if (column + 2 < columns) x->at[n].z = from[column + 2];
+        if (column + 3 < columns) x->at[n].w = from[column + 3];
     }
 }
 
-/* Numbers of a row without weights become zeros. */
-FA_DEVICE void hide_numbers(row_numbers *x, bool seen)
+/* The sum of the products of two rows' numbers. */
+FA_DEVICE float multiply_numbers(const row_numbers *x, const row_numbers *y)
 {
+    float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < LANE_ITEMS * 8; i++)
-        x->at[i / 8][i % 8] = seen ? x->at[i / 8][i % 8] : 0.0f;
+    for (int n = 0; n < ROW_UNITS; n++) {
+        sum = fmaf(x->at[n].x, y->at[n].x, sum);
+        sum = fmaf(x->at[n].y, y->at[n].y, sum);
+        sum = fmaf(x->at[n].z, y->at[n].z, sum);
+        sum = fmaf(x->at[n].w, y->at[n].w, sum);
+    }
+    return fa_sum_from_far(sum, ROW_LANES);
 }
 
-/* Writes a row's parts. Returns the inverse of its power, times SPLIT_UNIT. */
-FA_DEVICE float split_row(const row_numbers *x, int columns, char *to, bool has_low)
+/* Writes a row's parts; those of a row without weights, which may hold anything, are zeros. Returns the inverse of its power,
+ * times SPLIT_UNIT. */
+FA_DEVICE float split_row(row_numbers *x, bool seen, int columns, char *to, bool has_low)
 {
+    const int lane = (int)threadIdx.x % ROW_LANES;
     float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < LANE_ITEMS * 8; i++) largest = find_larger(largest, x->at[i / 8][i % 8]);
+    for (int n = 0; n < ROW_UNITS; n++) {
+        if (!seen) x->at[n] = make_float4(0, 0, 0, 0);
+        largest = find_larger(largest, x->at[n].x);
+        largest = find_larger(largest, x->at[n].y);
+        largest = find_larger(largest, x->at[n].z);
+        largest = find_larger(largest, x->at[n].w);
+    }
+    const float power = find_power(fa_max_from_far(largest, ROW_LANES));
+    to += unit_of_parts(lane) * 16 + byte_in_unit(lane);
 #pragma unroll
-    for (int other = ROW_LANES / 2; other > 0; other /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, other));
-    const float power = find_power(largest);
-#pragma unroll
-    for (int i = 0; i < LANE_ITEMS; i++) {
-        const int item = (int)threadIdx.x % ROW_LANES + i * ROW_LANES;
-        uint32_t high[4], low[4];
-        if (item >= (columns + 31) / 32 * 4) break;
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            high[j] = split_two(x->at[i][gradient_unit(j, 0)] * power,
-                                x->at[i][gradient_unit(j, 1)] * power, &low[j]);
-        char *unit = to + item / 4 * 128 + item % 4 * 16;
-        *(uint4 *)(void *)unit = make_uint4(high[0], high[1], high[2], high[3]);
-        if (has_low) *(uint4 *)(void *)(unit + 64) = make_uint4(low[0], low[1], low[2], low[3]);
+    for (int n = 0; n < ROW_UNITS; n++) {
+        const int group = (lane + n * ROW_LANES) / 8; /* of 32 columns */
+        const lane_parts parts = split_unit(x->at[n], power, lane);
+        if (32 * group >= columns) continue;
+        *(uint2 *)(void *)(to + 128 * group) = make_uint2(parts.high[0], parts.high[1]);
+        if (has_low)
+            *(uint2 *)(void *)(to + 128 * group + 64) = make_uint2(parts.low[0], parts.low[1]);
     }
     return invert_power(power) * SPLIT_UNIT;
 }
 
-/* rows: of the tile, which the block writes. The loads of SPLIT_TOGETHER passes are issued before the first is used; those of
- * the first passes before the block waits for `rows`. */
-FA_DEVICE void split_tiles(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                           const fa_tile *t, const float2 *rows, int64_t number)
+/* Rows of the tile, from `first` on, ROWS_AT_ONCE apart. */
+FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                            const fa_tile *t, float2 *rows, int first, int64_t number)
 {
-    enum {
-        SPLIT_PASSES = TILE / ROWS_AT_ONCE,
-        SPLIT_TOGETHER = LANE_ITEMS > 1     ? 2
-                         : SPLIT_PASSES < 4 ? SPLIT_PASSES
-                                            : 4
-    };
     char *parts = s->parts + number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM);
     const int d = (int)p->a.d, d_v = (int)p->a.d_v;
-#pragma unroll 1
-    for (int first = 0; first < SPLIT_PASSES; first += SPLIT_TOGETHER) {
-        row_numbers query[SPLIT_TOGETHER], dout[SPLIT_TOGETHER];
-        const int first_row = (int)threadIdx.x / ROW_LANES + first * ROWS_AT_ONCE;
+    row_numbers query[ROWS_TOGETHER], dout[ROWS_TOGETHER], out[ROWS_TOGETHER];
+    float lse[ROWS_TOGETHER];
 #pragma unroll
-        for (int i = 0; i < SPLIT_TOGETHER; i++) {
-            load_numbers(&query[i], &p->a.q, t, first_row + i * ROWS_AT_ONCE, d);
-            load_numbers(&dout[i], &p->dout, t, first_row + i * ROWS_AT_ONCE, d_v);
-        }
-        if (first == 0) __syncthreads();
+    for (int r = 0; r < ROWS_TOGETHER; r++) {
+        const int64_t i = t->first + first + r * ROWS_AT_ONCE;
+        lse[r] = load_row_lse(p, t, i);
+        load_numbers(&dout[r], &p->dout, t, i, d_v);
+        load_numbers(&out[r], &p->a.out, t, i, d_v);
+        load_numbers(&query[r], &p->a.q, t, i, d);
+    }
 #pragma unroll
-        for (int i = 0; i < SPLIT_TOGETHER; i++) {
-            const int row = first_row + i * ROWS_AT_ONCE;
-            char *to = parts + row * 4 * HEAD_DIM;
-            const bool seen = has_weights(rows, row);
-            fa_backward_sm80_powers inverses;
-            hide_numbers(&query[i], seen);
-            hide_numbers(&dout[i], seen);
-            inverses.query_inverse = split_row(&query[i], d, to, s->low_parts);
-            inverses.dout_inverse =
-                split_row(&dout[i], d_v, to + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), s->low_parts);
-            if (threadIdx.x % ROW_LANES == 0) s->powers[number * TILE + row] = inverses;
-        }
+    for (int r = 0; r < ROWS_TOGETHER; r++) {
+        const int row = first + r * ROWS_AT_ONCE;
+        const bool seen = lse[r] != -INFINITY;
+        const float product = multiply_numbers(&dout[r], &out[r]);
+        char *to = parts + row * 4 * HEAD_DIM;
+        fa_backward_sm80_powers inverses;
+        inverses.query_inverse = split_row(&query[r], seen, d, to, s->low_parts);
+        inverses.dout_inverse = split_row(&dout[r], seen, d_v,
+                                          to + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), s->low_parts);
+        if (threadIdx.x % ROW_LANES != 0) continue;
+        rows[row] = prepare_row(p, s, t, t->first + row, lse[r], product);
+        s->powers[number * TILE + row] = inverses;
     }
 }
 
 #endif
+
+/* The vectors of a tile's sums that are needed. In float32 columns that do not exist are not read. */
+FA_DEVICE int count_sums(const fa_backward_params *p)
+{
+    const int columns = FA_ELEMENT_BYTES(ELEMENT) == 4 ? ((int)p->a.d + 31) / 32 * 32 : HEAD_DIM;
+    return TILE / 4 * columns;
+}
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm80_prepare(const __grid_constant__ fa_backward_params p,
@@ -274,17 +280,18 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, TILE);
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
-        if (p.dq.data && !is_in_place(&s))
+        if (p.dq.data && !is_in_place(&s) && i * THREADS < count_sums(&p))
             sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
     if (s.semaphores && threadIdx.x < SEMAPHORES)
         s.semaphores[number * SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();
 #if FA_ELEMENT_BYTES(ELEMENT) == 4
     if (p.dq.data && is_in_place(&s)) clear_rows(&p, &tile);
-#endif
+#pragma unroll 1
+    for (int row = 0; row < TILE; row += ROWS_AT_ONCE * ROWS_TOGETHER)
+        prepare_rows(&p, &s, &tile, rows, (int)threadIdx.x / ROW_LANES + row, number);
+#else
     if (has_vectors(&p.dout) && has_vectors(&p.a.out)) prepare_vectors(&p, &s, &tile, rows);
     else prepare_rows(&p, &s, &tile, rows);
-#if FA_ELEMENT_BYTES(ELEMENT) == 4
-    if (s.parts) split_tiles(&p, &s, &tile, rows, number);
 #endif
 }

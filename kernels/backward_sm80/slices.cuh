@@ -71,11 +71,12 @@ FA_DEVICE void share_slice(uint32_t memory, int count, int d, int d_v)
     const int slice = l->warp / 2 % SLICES, block = l->warp / 2 / SLICES;
     const int columns = kind == DP ? d_v : d;
     const uint32_t keys = memory + K_AT + l->a + (kind == DP ? V_AT : 0);
-    const uint32_t queries = q_at(memory, 0) + (uint32_t)(block * SLICE_QUERIES * PITCH) + l->q +
-                             (kind == DP ? Q_TO_DOUT : 0);
+    const uint32_t queries =
+        ((kind == DP ? dout_at(memory, place_of(count)) : q_at(memory, place_of(count))) +
+         (uint32_t)(block * SLICE_QUERIES * PITCH) + l->q) ^
+        (kind == DP ? dout_half_of(count) : half_of(count));
     fa_score_sums s;
-    make_slice(&s, keys, queries ^ half_of(count), find_slice(slice, columns),
-               find_slice(slice + 1, columns));
+    make_slice(&s, keys, queries, find_slice(slice, columns), find_slice(slice + 1, columns));
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES; i++) {
         const int m = i / N_TILES, n = i % N_TILES;

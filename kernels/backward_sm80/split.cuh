@@ -68,4 +68,40 @@ FA_DEVICE uint32_t split_two(float x, float y, uint32_t *low)
     return high;
 }
 
+/* Two words of parts of one of the four columns of 32, which are 8 bytes. */
+typedef struct lane_parts {
+    uint32_t high[2], low[2];
+} lane_parts;
+
+/* Of a lane's unit of four columns: word t of a column has numbers of unit t and of unit 4 + (t ^ 1), whose lanes are t and
+ * t ^ 5 of eight. */
+FA_DEVICE int word_of_lane(int lane) { return lane & 4 ? lane % 8 ^ 5 : lane % 8; }
+
+/* Where the parts that split_unit returns are in 64 bytes: unit (of 16 bytes) and byte. */
+FA_DEVICE int unit_of_parts(int lane) { return (lane & 4 ? 2 : 0) + (word_of_lane(lane) & 1); }
+FA_DEVICE int byte_in_unit(int lane) { return (word_of_lane(lane) & 2) * 4; }
+
+/* Splits units of which each lane has one. Eight neighbouring lanes have 32 columns, and exchange halves: first the two
+ * lanes of a word, then those of neighbouring words. */
+FA_DEVICE lane_parts split_unit(float4 unit, float power, int lane)
+{
+    const bool second = (lane & 4) != 0, odd = (word_of_lane(lane) & 1) != 0;
+    const float own[4] = {unit.x * power, unit.y * power, unit.z * power, unit.w * power};
+    uint32_t high[2], low[2];
+    lane_parts parts;
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const float kept = second ? own[2 + c] : own[c],
+                    other = __shfl_xor_sync(0xffffffffu, second ? own[c] : own[2 + c], 5);
+        high[c] = split_two(second ? other : kept, second ? kept : other, &low[c]);
+    }
+    const uint32_t high_of_other = __shfl_xor_sync(0xffffffffu, odd ? high[0] : high[1], 1),
+                   low_of_other = __shfl_xor_sync(0xffffffffu, odd ? low[0] : low[1], 1);
+    parts.high[0] = odd ? high_of_other : high[0];
+    parts.high[1] = odd ? high[1] : high_of_other;
+    parts.low[0] = odd ? low_of_other : low[0];
+    parts.low[1] = odd ? low[1] : low_of_other;
+    return parts;
+}
+
 #endif

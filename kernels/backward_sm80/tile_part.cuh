@@ -33,7 +33,7 @@ FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
         SHARED_SCORES ? l->warp % (QUERIES / 8) * 8 : l->share * OWN_QUERIES + chunk * CHUNK;
     const int first_key = SHARED_SCORES ? l->warp / (QUERIES / 8) * 16 : l->group * GROUP_ROWS;
     const int own = first + l->lane % 4 * 2;
-    const uint32_t q = q_at(memory, stage_of(at)) + (uint32_t)(first * PITCH);
+    const uint32_t q = q_at(memory, place_of(at->count)) + (uint32_t)(first * PITCH);
     const uint32_t half = half_of(at->count);
     const uint32_t word = lane_offset(l->lane / 4, 0, SCORE_PITCH) +
                           (uint32_t)(first_key * SCORE_PITCH + l->lane % 4 * 4);

@@ -245,8 +245,7 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
     row_source from = source_of(&p->q, t->block_q, t->start_q + w->first, t->head, p->d,
                                 w->seen_query_from - w->first, w->seen_query_to - w->first);
     take_parts(&from,
-               s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES,
-               0);
+               s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES);
     issue_rows(&from, QUERIES, q_at(memory, 0));
     issue_powers(memory + OWN_POWERS_AT + QUERY_POWERS,
                  s->powers + w->number * TILE + part * QUERIES);

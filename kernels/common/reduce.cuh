@@ -22,20 +22,23 @@ FA_DEVICE float fa_sum_over_lanes(float x, int lanes)
     return lanes > 4 ? x + __shfl_xor_sync(0xffffffffu, x, 4) : x;
 }
 
-/* The same over the whole warp, from distant lanes to neighbours: another order of rounding. */
-FA_DEVICE float fa_warp_max(float x)
+/* The same over any power of two of lanes, from distant lanes to neighbours: another order of rounding. */
+FA_DEVICE float fa_max_from_far(float x, int lanes)
 {
 #pragma unroll
-    for (int other = 16; other > 0; other /= 2)
+    for (int other = lanes / 2; other > 0; other /= 2)
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, other));
     return x;
 }
 
-FA_DEVICE float fa_warp_sum(float x)
+FA_DEVICE float fa_sum_from_far(float x, int lanes)
 {
 #pragma unroll
-    for (int other = 16; other > 0; other /= 2) x += __shfl_xor_sync(0xffffffffu, x, other);
+    for (int other = lanes / 2; other > 0; other /= 2) x += __shfl_xor_sync(0xffffffffu, x, other);
     return x;
 }
+
+FA_DEVICE float fa_warp_max(float x) { return fa_max_from_far(x, 32); }
+FA_DEVICE float fa_warp_sum(float x) { return fa_sum_from_far(x, 32); }
 
 #endif

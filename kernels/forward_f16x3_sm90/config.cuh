@@ -62,7 +62,7 @@ static_assert(ELEMENT == FA_ELEMENT_FLOAT16X3 && Q_STAGES == 1 && CONSUMERS == 2
               "what the kernel can do");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "a block has one peer");
 static_assert(OPTIONS == 0 || OPTIONS == FA_SM90_FLOAT32_ALL, "all of them, or none");
-static_assert(VALUE_DIM % 64 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are whole blocks");
+static_assert(VALUE_DIM % 32 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are whole blocks");
 static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 
 /* From here on: the type of the parts, the operands of products. */
@@ -113,9 +113,10 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 
 /* Columns of P V that are computed at a time. */
 #define PV_COLUMNS 64
+#define HALF_PV_COLUMNS 32
 
 #ifndef CHUNK
-#define CHUNK (4 * KEYS * VALUE_DIM)
+#define CHUNK (4 * KEYS * FA_F16X3_SM90_ROOM(VALUE_DIM))
 #endif
 
 enum {
@@ -127,7 +128,7 @@ enum {
     ROWS = 64, /* queries of a consumer */
     /* A row of shared memory has 128 bytes, the span of the swizzle: 32 floats, or 64 halves. */
     BLOCK_COLUMNS = 32,
-    K_BLOCKS = VALUE_DIM / BLOCK_COLUMNS,
+    K_BLOCKS = FA_F16X3_SM90_ROOM(VALUE_DIM) / BLOCK_COLUMNS,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
     K_BLOCK = KEYS * 128, /* the same of keys or values */
     /* Two blocks of floats become a block of their high parts and one of their low parts. */
@@ -137,17 +138,20 @@ enum {
     CHUNK_BLOCKS = CHUNK / K_BLOCK,
     CHUNK_PAIRS = CHUNK_BLOCKS / 2,
     CHUNK_COLUMNS = CHUNK_BLOCKS * BLOCK_COLUMNS,
-    CHUNKS = VALUE_DIM / CHUNK_COLUMNS, /* of a tile */
-    RECEIVED_BYTES = ROWS * KEYS * 4,   /* scores of a consumer's peer */
+    CHUNKS = K_BLOCKS / CHUNK_BLOCKS, /* of a tile */
+    /* Columns of the last chunk that are multiplied: others are the peer's. */
+    LAST_COLUMNS = VALUE_DIM - (CHUNKS - 1) * CHUNK_COLUMNS,
+    RECEIVED_BYTES = ROWS * KEYS * 4, /* scores of a consumer's peer */
     QUEUE_ENTRIES = FA_F16X3_SM90_QUEUE_ENTRIES,
     SPLITTERS = PRODUCERS * WARPS - 1, /* warps */
     TASK_NONE = -1,
     TASK_END = -2
 };
 
-static_assert(CHUNKS * CHUNK_PAIRS * 2 * K_BLOCK == VALUE_DIM * KEYS * 4 &&
-                  CHUNK == CHUNK_PAIRS * 2 * K_BLOCK,
+static_assert(CHUNKS * CHUNK_PAIRS * 2 == K_BLOCKS && CHUNK == CHUNK_PAIRS * 2 * K_BLOCK,
               "chunks are whole pairs of blocks");
+static_assert(LAST_COLUMNS % 64 == 0 || (CLUSTER > 1 && LAST_COLUMNS == SUM_COLUMNS),
+              "half of a chunk is a chain, whose other half is the peer's");
 
 /* Registers of a thread that loads, and of a thread that computes. */
 #if VALUE_DIM <= 128

@@ -94,21 +94,22 @@ FA_DEVICE void leave_units(float *s, const consumer_state *c, float of_chunk)
  * scores are multiplied by their units, which differ between blocks and chunks. */
 FA_DEVICE float compute_scores(const pipeline *pipe, consumer_state *c, tile_count keys, float *s)
 {
-    enum { CHAINS = CHUNK_COLUMNS / SUM_COLUMNS };
     float more[KEYS / 2], unit = 1;
     ptx_register_fence(s, KEYS / 2);
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        const int columns = chunk + 1 < CHUNKS ? CHUNK_COLUMNS : LAST_COLUMNS,
+                  chains = columns / SUM_COLUMNS;
         const uint32_t k = chunk_descriptor(pipe, keys + chunk),
                        q = c->at.q + chunk * (CHUNK_BLOCKS * Q_BLOCK / 16);
         acquire_chunk(pipe, keys + chunk);
         unit = pipe->state->unit[stage_of(keys + chunk)];
 #pragma unroll
-        for (int chain = 0; chain < CHAINS; chain++) {
+        for (int chain = 0; chain < chains; chain++) {
             const bool first = chunk == 0 && chain == 0;
             if (first || chunk > 0 || chain > 1) ptx_wgmma_fence();
-            issue_qk(first ? s : more, q, k, chain);
-            if (first && CHAINS > 1) continue;
+            issue_qk(first ? s : more, q, k, chain, columns);
+            if (first && chains > 1) continue;
             ptx_wgmma_wait(0);
             ptx_register_fence(s, KEYS / 2);
             if (first) continue;
@@ -158,26 +159,33 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
         rescale_outputs(c->out, rescale);
 }
 
+/* out += P V for PV_COLUMNS columns of a chunk, or for half of them. */
+FA_DEVICE void add_columns(float *out, uint32_t *high, uint32_t *low, uint32_t v, float unit,
+                           int columns, bool half)
+{
+    const int count = half ? PV_COLUMNS / 4 : PV_COLUMNS / 2;
+    float part[PV_COLUMNS / 2];
+    ptx_register_fence(part, count);
+    ptx_wgmma_fence();
+    issue_pv(part, high, low, v, columns, half);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(part, count);
+    fence_weights(high);
+    fence_weights(low);
+#pragma unroll
+    for (int i = 0; i < count; i++) out[i] = fmaf(part[i], unit, out[i]);
+}
+
 /* out += P V for a chunk's columns. Then the chunk is released. */
 FA_DEVICE void add_values(const pipeline *pipe, const consumer_state *c, float *out,
-                          tile_count values, uint32_t *high, uint32_t *low)
+                          tile_count values, int columns, uint32_t *high, uint32_t *low)
 {
     const uint32_t v = chunk_descriptor(pipe, values);
     const float unit = pipe->state->unit[stage_of(values)] * (1.0f / (1 << (int)HEADROOM));
-    float part[PV_COLUMNS / 2];
 #pragma unroll
-    for (int i = 0; i < CHUNK_COLUMNS / PV_COLUMNS; i++) {
-        ptx_register_fence(part, PV_COLUMNS / 2);
-        ptx_wgmma_fence();
-        issue_pv(part, high, low, v, i * (PV_COLUMNS / 64));
-        ptx_wgmma_wait(0);
-        ptx_register_fence(part, PV_COLUMNS / 2);
-        fence_weights(high);
-        fence_weights(low);
-#pragma unroll
-        for (int j = 0; j < PV_COLUMNS / 2; j++)
-            out[i * (PV_COLUMNS / 2) + j] = fmaf(part[j], unit, out[i * (PV_COLUMNS / 2) + j]);
-    }
+    for (int i = 0; i < (columns + PV_COLUMNS - 1) / PV_COLUMNS; i++)
+        add_columns(out + i * (PV_COLUMNS / 2), high, low, v, unit, i * (PV_COLUMNS / 64),
+                    columns < (i + 1) * PV_COLUMNS);
     release_chunk(pipe, c, values);
 }
 
@@ -196,7 +204,8 @@ FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, consu
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         acquire_chunk(pipe, values + chunk);
-        add_values(pipe, c, c->out + chunk * (CHUNK_COLUMNS / 2), values + chunk, high, low);
+        add_values(pipe, c, c->out + chunk * (CHUNK_COLUMNS / 2), values + chunk,
+                   chunk + 1 < CHUNKS ? CHUNK_COLUMNS : LAST_COLUMNS, high, low);
     }
 }
 

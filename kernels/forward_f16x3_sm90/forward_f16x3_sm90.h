@@ -5,7 +5,7 @@
  * Numbers of kernels/variants.h:
  *
  *   head_dim             of queries, keys and values: value_dim times cluster
- *   value_dim            columns of these that a block has, a multiple of 64
+ *   value_dim            columns of these that a block has, a multiple of 64, in a cluster also of 32
  *   cluster              1, or 2 blocks, which share a work tile
  *   consumers            warpgroups that compute, 64 queries each: 2; two others load and split
  *   options              FA_SM90_FLOAT32_ALL, or 0
@@ -27,6 +27,9 @@ enum {
 /* Threads of a block. */
 #define FA_F16X3_SM90_THREADS(consumers) (128 * (FA_F16X3_SM90_PRODUCERS + (consumers)))
 
+/* Columns for which a block has room: two blocks of 32 floats become one of high parts and one of low parts. */
+#define FA_F16X3_SM90_ROOM(value_dim) (((value_dim) + 63) / 64 * 64)
+
 /* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, work
  * tiles. */
 #define FA_F16X3_SM90_SMEM(dim, consumers, keys, stages)                                           \
@@ -35,7 +38,7 @@ enum {
 
 /* The same for a block of a cluster, which also has a buffer for the scores of its peer. */
 #define FA_F16X3_SM90_CLUSTER_SMEM(value_dim, consumers, keys, stages, chunk)                      \
-    (FA_SM90_QUERIES(consumers) * ((value_dim) + (keys)) * 4 + (stages) * (chunk) +                \
-     FA_F16X3_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)
+    (FA_SM90_QUERIES(consumers) * (FA_F16X3_SM90_ROOM(value_dim) + (keys)) * 4 +                   \
+     (stages) * (chunk) + FA_F16X3_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)
 
 #endif

@@ -41,16 +41,16 @@ FA_DEVICE void issue_qk_step(float *s, uint32_t q, bool low_q, uint32_t k, bool 
 }
 
 /* Issues a chain of S = Q K^T, 64 x KEYS: the products of high parts of SUM_COLUMNS columns of a
- * chunk. The first chain has all products with low parts. The empty asm statement hides from the
+ * chunk. The first chain has all products with low parts, of `columns` columns. The empty asm statement hides from the
  * compiler that q is the same for every tile: otherwise it would keep a descriptor for each step in
  * registers. */
-FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain)
+FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain, int columns)
 {
     enum { STEPS_OF_CHAIN = SUM_COLUMNS / 16 };
     __asm__ volatile("" : "+r"(q));
     if (chain == 0) {
 #pragma unroll
-        for (int step = 0; step < CHUNK_COLUMNS / 16; step++) {
+        for (int step = 0; step < columns / 16; step++) {
             issue_qk_step(s, q, true, k, false, step, step > 0);
             issue_qk_step(s, q, false, k, true, step, 1);
         }
@@ -61,20 +61,27 @@ FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain)
     ptx_wgmma_commit();
 }
 
-/* Issues part = P V for PV_COLUMNS columns. */
+/* part = P V for 16 keys and PV_COLUMNS columns, or the first half of them; or part += P V. */
+FA_DEVICE void issue_pv_step(float *part, const uint32_t *weights, uint32_t v, int accumulate,
+                             bool half)
+{
+    if (half) PTX_WGMMA(pv, HALF_PV_COLUMNS)(part, weights, ptx_descriptor(v), accumulate);
+    else PTX_WGMMA(pv, PV_COLUMNS)(part, weights, ptx_descriptor(v), accumulate);
+}
+
+/* Issues part = P V for these columns. */
 FA_DEVICE void issue_pv(float *part, const uint32_t *high, const uint32_t *low, uint32_t v,
-                        int columns)
+                        int columns, bool half)
 {
     v += columns * (2 * (K_BLOCK / 16)) + (2 * K_BLOCK / 16 << 16);
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++) {
-        PTX_WGMMA(pv, PV_COLUMNS)(part, low + 4 * step, ptx_descriptor(v + step * 128), step > 0);
-        PTX_WGMMA(pv, PV_COLUMNS)
-        (part, high + 4 * step, ptx_descriptor(v + step * 128 + K_BLOCK / 16), 1);
+        issue_pv_step(part, low + 4 * step, v + step * 128, step > 0, half);
+        issue_pv_step(part, high + 4 * step, v + step * 128 + K_BLOCK / 16, 1, half);
     }
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++)
-        PTX_WGMMA(pv, PV_COLUMNS)(part, high + 4 * step, ptx_descriptor(v + step * 128), 1);
+        issue_pv_step(part, high + 4 * step, v + step * 128, 1, half);
     ptx_wgmma_commit();
 }
 

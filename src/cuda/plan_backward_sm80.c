@@ -153,15 +153,15 @@ static bool takes(const fa_variant *v, const fa_problem *p)
 }
 
 /* Blocks with so much dynamic shared memory that a multiprocessor has room for. */
-static int count_fitting(const fa_cuda_device *device, int smem)
+static int count_fitting(const fa_cuda_device *device, const fa_variant *v, int smem)
 {
-    return device->smem_per_sm / (smem + FA_CUDA_STATIC_SMEM + 1024); /* the driver's own */
+    return device->smem_per_sm / (smem + fa_cuda_static_smem(v) + 1024); /* the driver's own */
 }
 
 /* Blocks that the device runs at once. */
 static int64_t count_running(const fa_cuda_device *device, const fa_variant *v, int smem)
 {
-    const int fitting = count_fitting(device, smem);
+    const int fitting = count_fitting(device, v, smem);
     const int resident = fitting < 1 ? 1 : fitting < v->blocks ? fitting : v->blocks;
     return (int64_t)device->multiprocessors * resident;
 }
@@ -170,8 +170,8 @@ static int64_t count_running(const fa_cuda_device *device, const fa_variant *v, 
 static bool has_room(const fa_cuda_device *device, const fa_variant *v, int blocks)
 {
     const int smem = count_smem(v);
-    return smem + FA_CUDA_STATIC_SMEM <= device->smem_per_block &&
-           blocks <= count_fitting(device, smem);
+    return smem + fa_cuda_static_smem(v) <= device->smem_per_block &&
+           blocks <= count_fitting(device, v, smem);
 }
 
 /* The first variant that does the problem and that a block's shared memory has room for; of the same head dim rather one that

@@ -384,6 +384,7 @@ static void test_f16x3_clusters(void)
 {
     test_infinities(attend, FA_PRECISION_FLOAT32, 320);
     test_nan_key(attend, FA_PRECISION_FLOAT32, 512);
+    test_equal_halves(320);
     test_equal_halves(384);
     test_equal_halves(512);
     test_exactness(attend, 512);
