@@ -229,8 +229,9 @@ static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && HEAD_DIM == 64 * BLOCKS,
               "as the planner counts");
 
-/* 168 for each of three warpgroups, at most. */
-#if HEAD_DIM == 64 && !DQ_TRANSPOSED
+/* 168 for each of three warpgroups, at most. With a bias alone 232 are enough for consumers, and a
+ * store warp has too much to keep for 24. */
+#if (HEAD_DIM == 64 || BIAS_ALONE) && !DQ_TRANSPOSED
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 #else
