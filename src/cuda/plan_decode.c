@@ -876,15 +876,15 @@ static int64_t most_rows(const fa_problem *p)
 
 /* With few work tiles of many keys, decode_sm90 takes more rows, in two work tiles that read the same keys: its parts are smaller
  * than those of forward_sm90_split, whose query tiles have 128 rows (H200, us: 7k keys, 2 sequences of 4 key/value heads with 56 rows 22.3
- * and 19.0; 4k keys, 4 sequences of a head of 64 columns with 40 rows 14.3 and 10.1; 550 keys, 4 of 8 heads with 56 rows 18.3 and 16.3). */
+ * and 19.0; 4k keys, 4 sequences of a head of 64 columns with 40 rows 14.3 and 10.1). Not with few keys, if there are many heads (550 keys, 4 of 8 heads with 56 rows,
+ * heads that share query tiles 12.7, here 16.3; 1,077 keys, 8 of 4 heads with 52 rows 1.12 slower here). */
 int64_t fa_cuda_most_decode_sm90_rows(const fa_problem *p, const fa_cuda_device *device)
 {
     enum { ROWS = 64, LEAST_N_K = 512, LONG = 2048, LEAST_PARTS = 4 };
-    const int64_t m = device->multiprocessors, heads = p->batch * p->heads_q;
-    const bool suits_others =
-        p->n_k < LONG && 2 * heads > m && heads <= m; /* a block for each head */
-    const bool few = !p->batch_invariant && !p->cu_seqlens_q && p->n_k >= LEAST_N_K &&
-                     !suits_others && LEAST_PARTS * p->batch * p->heads_kv <= m;
+    const int64_t m = device->multiprocessors;
+    const bool is_short = p->n_k < LEAST_N_K || (p->n_k < LONG && 2 * p->batch * p->heads_q > m);
+    const bool few = !p->batch_invariant && !p->cu_seqlens_q && !is_short &&
+                     LEAST_PARTS * p->batch * p->heads_kv <= m;
     return p->pass == FA_PASS_FORWARD && few ? ROWS : most_rows(p);
 }
 

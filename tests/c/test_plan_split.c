@@ -170,7 +170,7 @@ static void test_choice(void)
                  {1, 12000, 12000, 128, true, true},     {32, 4096, 4096, 128, false, false},
                  {32, 4096, 4096, 128, true, false},     {132, 128, 8192, 128, false, false},
                  {1, 512, 512, 128, false, false},       {8, 128, 65536, 128, false, true},
-                 {1, 40, 100000, 64, false, true},       {1, 100, 4096, 320, false, false},
+                 {1, 70, 100000, 64, false, true},       {1, 100, 4096, 320, false, false},
                  {100000, 100, 2048, 128, false, false}, {1, 1 << 20, 1 << 20, 128, true, false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p = make_problem(cases[i].heads, cases[i].n_q, cases[i].n_k, cases[i].d);
