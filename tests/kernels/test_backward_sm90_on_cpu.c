@@ -85,9 +85,9 @@ static const int64_t with_chains[] = {
     75658, 76097, 79853, 90657, 93989, 94629, 101864, 103520, 106040, 108801};
 
 /* Where the last share rounds dQ: blocks that ascend, others that do not, and query tiles with one
- * share. */
-static const int64_t with_rounding[] = {51200, 51728, 52672, 54413, 54984,  56258, 56762,
-                                        59432, 61536, 64848, 72976, 122096, 125970};
+ * share; in both types. */
+static const int64_t with_rounding[] = {51200, 51728, 52025, 52061, 52173, 52672, 54413,  54984,
+                                        56258, 56762, 59432, 61536, 64848, 72976, 122096, 125970};
 
 enum {
     PROBLEMS = 160,
