@@ -71,6 +71,8 @@ static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages
 static int groups[8], uniform, whole;
 /* Problems with lengths on the device, in which three or four sections share query tiles: found by a scan. */
 static const int64_t shared[] = {447, 449, 467};
+/* Peaked problems with whole query tiles. */
+static const int64_t with_whole_tiles[] = {16, 52};
 
 /* Query tiles that sections share, by the number of their parts. */
 static int cuts[FA_SM90_SECTION_PARTS + 1];
@@ -391,6 +393,10 @@ int main(int argc, char **argv)
         number = shared[i];
         done += run_length_problems(all, &number, shared[i] + 1);
     }
+    for (size_t i = 0; i < sizeof with_whole_tiles / sizeof with_whole_tiles[0] && argc == 1; i++) {
+        number = with_whole_tiles[i];
+        done += run_peaked_problems(&all, &number, with_whole_tiles[i] + 1);
+    }
     static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
     for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
     test_many_tiles(5);
@@ -426,6 +432,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < 8; i++)
             if (groups[i]) printf("%5d with query tiles of %d heads\n", groups[i], 1 << i);
         printf("%5d with sections and lengths that the host knows\n", uniform);
+        printf("%5d with whole query tiles\n", whole);
         for (int i = 2; i <= FA_SM90_SECTION_PARTS; i++)
             if (cuts[i]) printf("%5d query tiles in parts of %d sections\n", cuts[i], i);
         for (int i = 2; i <= FA_SM90_SECTION_PARTS; i++)
