@@ -125,7 +125,7 @@ END(forward, sm90_beside)
 FAMILY(forward, sm90_split)
 VARIANT_16BIT(forward_sm90_split_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 0, .static_smem = 1024, .split = 1)
 VARIANT_16BIT(forward_sm90_split_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
