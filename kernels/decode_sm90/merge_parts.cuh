@@ -103,9 +103,9 @@ FA_DEVICE void add_parts(const merged_columns *own, const char *from, int count,
     *row = to;
 }
 
-/* Executed by all threads of a block; each finishes its columns of a row, then those of another row. begin: the
- * first columns of the block; its first thread's. step: of all blocks that merge the work tile. first: the thread's
- * first columns. A thread finds them before it knows whether its block merges. */
+/* Executed by all threads of a block; each finishes its columns of a row, then those of another row. begin: the number of
+ * the columns that the block's first thread finishes first; step: the threads of all blocks that merge the work tile. first: the
+ * thread's first columns, which it finds before it knows whether its block merges. */
 FA_DEVICE void merge_parts(const fa_decode_params *d, const fa_work *w, int begin, int step,
                            const merged_columns *first)
 {

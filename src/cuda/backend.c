@@ -194,15 +194,15 @@ static fa_status queue_plan(const fa_cuda_plan *plan, const fa_cuda_call *call,
                                                            : cuda_failed(&fault, device->ordinal);
 }
 
-/* If fa_forward has too little workspace for a plan that can do without, replaces it by one that needs none. */
+/* If there is too little workspace for a plan that can do without, replaces it by one that needs none. */
 static void use_less_workspace(const fa_problem *p, const fa_cuda_device *device,
                                fa_cuda_plan *plan)
 {
     const fa_cuda_family *other = plan->family ? plan->family->without_workspace : NULL;
     fa_cuda_plan found;
-    if (!other || p->pass != FA_PASS_FORWARD || p->full_workspace ||
-        p->workspace_size >= plan->workspace_bytes)
-        return;
+    /* fa_decode needs the workspace of its own kernels. */
+    const bool needed = p->pass == FA_PASS_DECODE && plan->family == &fa_cuda_decode_sm90;
+    if (!other || needed || p->full_workspace || p->workspace_size >= plan->workspace_bytes) return;
     fa_cuda_plan_begin(device, other, &found);
     if (other->plan(p, device, &found, NULL, 0)) *plan = found;
 }

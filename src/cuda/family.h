@@ -29,7 +29,7 @@ struct fa_cuda_family {
     /* Earlier families that run the problem if the data, which a query for the workspace may not have, are not aligned. */
     const fa_cuda_family *unaligned[2];
 
-    /* The family that runs the problem if fa_forward has too little workspace; NULL: the call fails. */
+    /* The family that runs the problem if the call has too little workspace; NULL: the call fails. */
     const fa_cuda_family *without_workspace;
 
     /* Adds launches to an empty plan, and sets arithmetic and workspace_bytes. False if it cannot run the problem; why, if

@@ -460,11 +460,16 @@ static bool merges_apart(const fa_variant *v, const fa_cuda_plan_launch *l, int6
 /* Up to so many work tiles of decode_sm90 have their keys cut for one round of blocks. */
 enum { MOST_FEW_TASKS = 16 };
 
+/* Blocks on a multiprocessor otherwise, and with many rows. */
+enum { BLOCKS_TOGETHER = 2 };
+
+static bool has_many_rows(const fa_variant *v) { return v->group_rows > 8; }
+
 /* ns of a key tile, for a block of decode_sm90 that has two neighbouring multiprocessors for itself (H200), beside few
  * others. */
 static double tile_ns_alone(const fa_variant *v)
 {
-    const bool many_rows = v->group_rows > 8;
+    const bool many_rows = has_many_rows(v);
     const double of_int8 = 1.5; /* by instructions, not measured */
     if (is_8bit(v)) {
         const double ns = v->head_dim > 128 ? 1330.0 : many_rows ? 1000.0 : 880.0;
@@ -497,12 +502,12 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t parts
     };
     const double loaded = 0.2;   /* more time for a tile, where each multiprocessor has a block, */
     const double together = 0.3; /* and where each has two, if memory is not the limit */
-    const int64_t multiprocessors = k->multiprocessors, room = 2 * multiprocessors;
+    const int64_t multiprocessors = k->multiprocessors, room = BLOCKS_TOGETHER * multiprocessors;
     const int64_t blocks = k->tasks * parts, full = blocks / room, left = blocks % room;
     const int64_t tiles = fa_cuda_count_tiles(fa_cuda_count_tiles(k->keys, v->keys), parts);
     const double bytes = (double)k->key_bytes * v->keys, alone = tile_ns_alone(v);
     const double of_full = fmax((double)room * bytes / device_rate, alone * (1.0 + together));
-    const bool many_rows = v->group_rows > 8;
+    const bool many_rows = has_many_rows(v);
     const double share = (double)left / (double)room;
     double of_left = 0.0;
     if (left > 0 && full > 0) {
@@ -525,14 +530,14 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t parts
  * or some rounds with two. differ: lengths are unknown; then fewer than two on each are not tried. */
 static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, bool differ)
 {
-    static const int halves[] = {0,  1,  2,  4, 8,
-                                 12, 16, 20, 24}; /* of the device's multiprocessors */
-    cut best = {1, 2, INFINITY};
-    for (size_t i = differ ? 3 : 0; i < sizeof halves / sizeof halves[0]; i++) {
-        const int64_t fitting = clamp_parts(halves[i] * k->multiprocessors / 2 / k->tasks, k->most);
+    /* Blocks for each two multiprocessors. */
+    static const int wanted[] = {0, 1, 2, 4, 8, 12, 16, 20, 24};
+    cut best = {1, BLOCKS_TOGETHER, INFINITY};
+    for (size_t i = differ ? 3 : 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        const int64_t fitting = clamp_parts(wanted[i] * k->multiprocessors / 2 / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double ns = rounds_ns(k, v, parts);
-        if (ns < best.cost) best = (cut){parts, 2, ns};
+        if (ns < best.cost) best = (cut){parts, BLOCKS_TOGETHER, ns};
     }
     return best;
 }
@@ -542,7 +547,7 @@ static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, bool di
  * 32 rows each 44.1 and 39.0; of 16k keys, 64 columns, 16 rows 44.8 and 37.7; 2 of 4k keys, 4 heads of 256 columns, 32 rows 19.2 and 18.6). */
 static bool find_cut_of_many_rows(const keys_to_cut *k, const fa_variant *v, cut *found)
 {
-    enum { LEAST_ROWS = 32, LEAST_TILES = 2, BLOCKS_TOGETHER = 2 };
+    enum { LEAST_ROWS = 32, LEAST_TILES = 2 };
     const int64_t parts = clamp_parts(BLOCKS_TOGETHER * k->multiprocessors / k->tasks, k->most);
     if (v->group_rows < LEAST_ROWS || k->keys < LEAST_TILES * parts * v->keys) return false;
     *found = (cut){parts, BLOCKS_TOGETHER, 0.0};
@@ -666,11 +671,14 @@ fa_decode_divisors fa_cuda_decode_divisors(const fa_problem *p, const fa_cuda_pl
                                 .group = (int32_t)(p->heads_q / p->heads_kv)};
 }
 
-uint32_t fa_cuda_decode_merge_grid(const fa_cuda_plan_launch *l)
+fa_cuda_plan_launch fa_cuda_decode_merge_launch(const fa_cuda_plan_launch *l)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    if (is_persistent(v)) return l->grid;
-    return fa_cuda_grid(l->tasks * (merges_in_turns(v) ? count_merge_turns(l) : 1));
+    fa_cuda_plan_launch merge = *l;
+    if (is_persistent(v)) return merge;
+    merge.grid = fa_cuda_grid(l->tasks * (merges_in_turns(v) ? count_merge_turns(l) : 1));
+    if (merges_in_turns(v)) merge.smem_bytes = 0;
+    return merge;
 }
 
 static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
@@ -678,12 +686,8 @@ static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
                        fa_cuda_fault *fault)
 {
     fa_decode_params params;
-    fa_cuda_plan_launch now = *l;
+    const fa_cuda_plan_launch now = step == FA_DECODE_MERGE ? fa_cuda_decode_merge_launch(l) : *l;
     fa_cuda_set_decode_params(call->problem, l, step, counters, &params);
-    if (step == FA_DECODE_MERGE) {
-        now.grid = fa_cuda_decode_merge_grid(l);
-        if (merges_in_turns(&fa_variants[l->variant])) now.smem_bytes = 0;
-    }
     return fa_cuda_queue(kernel, plan, &now, call->stream, (void *[]){&params, more}, fault);
 }
 

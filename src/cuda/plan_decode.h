@@ -71,8 +71,8 @@ bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_
 fa_decode_divisors fa_cuda_decode_divisors(const fa_problem *problem,
                                            const fa_cuda_plan_launch *launch);
 
-/* The blocks of FA_DECODE_MERGE. */
-uint32_t fa_cuda_decode_merge_grid(const fa_cuda_plan_launch *launch);
+/* The launch with FA_DECODE_MERGE. */
+fa_cuda_plan_launch fa_cuda_decode_merge_launch(const fa_cuda_plan_launch *launch);
 
 /* Every field is written. step: FA_DECODE_...; counters: the set's number, for FA_DECODE_LAST. */
 void fa_cuda_set_decode_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,

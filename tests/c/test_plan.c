@@ -1297,8 +1297,8 @@ static void test_decode_sm90_merge(void)
         CHECK(l->tasks == cases[i].tasks && l->decode.parts == cases[i].parts,
               "case %d: %d work tiles, %d parts", (int)i, (int)l->tasks, (int)l->decode.parts);
         CHECK(l->decode.merges_apart == cases[i].apart, "case %d: merges", (int)i);
-        CHECK(fa_cuda_decode_merge_grid(l) == cases[i].tasks * cases[i].merge_blocks,
-              "case %d: %u blocks merge", (int)i, fa_cuda_decode_merge_grid(l));
+        CHECK(fa_cuda_decode_merge_launch(l).grid == cases[i].tasks * cases[i].merge_blocks,
+              "case %d: %u blocks merge", (int)i, fa_cuda_decode_merge_launch(l).grid);
         p.batch_invariant = true; /* then the family must not depend on the batch */
         const bool few = cases[i].heads / cases[i].heads_kv * cases[i].n_q <= 32;
         CHECK((plan_of(&p, &devices[H200]).family == &fa_cuda_decode_sm90) == few,

@@ -91,6 +91,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
     char name[200];
     parameters both;
     fa_cuda_fault fault;
+    const fa_cuda_plan_launch now = step == FA_DECODE_MERGE ? fa_cuda_decode_merge_launch(l) : *l;
     fa_cuda_set_decode_params(p, l, step, choose_counters(m, l, step), &both.decode);
     CHECK(fa_cuda_decode_sm90_params(p, l, hopper_encode_map, &both.more, &fault), "no map");
     cuda_run run = {.name = name,
@@ -99,10 +100,9 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .parameters = &both,
                     .units = &hopper_units,
                     .overlaps = l->overlaps,
-                    .grid = step == FA_DECODE_MERGE ? fa_cuda_decode_merge_grid(l) : l->grid,
+                    .grid = now.grid,
                     .threads = l->threads,
-                    .smem_bytes =
-                        step == FA_DECODE_MERGE && l->decode.blocks == 0 ? 0 : l->smem_bytes};
+                    .smem_bytes = now.smem_bytes};
     if (l->decode.blocks > 0) run.together = 1 + (unsigned)(m->number / 3 % 3);
     run.warps_multiply = m->otherwise;
     vary_run(&run, m->number, m->otherwise, run.threads / 32 - 1); /* the producer */
