@@ -55,7 +55,7 @@ FA_DEVICE void load_or_send(const pipeline *pipe, const fa_backward_params *p,
     if (warp == WARP_CLEAR) clear_ahead(s, number_of_work(pipe));
 #endif
     if (work_of(pipe)->tiles == 0) return;
-    if (warp == WARP_KEYS_AND_QUERIES) load_keys_and_queries(pipe, &p->a, s);
+    if (!PERSISTENT && warp == WARP_KEYS_AND_QUERIES) load_keys_and_queries(pipe, &p->a, s);
     else if (warp == WARP_VALUES_AND_DOUT) load_values_and_dout(pipe, &p->a, s);
     else if (warp == WARP_SEND_DS && is_first) send_ds(pipe);
 #if TURNS_APART

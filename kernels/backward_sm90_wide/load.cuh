@@ -10,6 +10,25 @@
 #include "backward_sm90_wide/pipeline.cuh"
 #include "backward_sm90/producer.cuh"
 #include "backward_sm90/work.cuh"
+#include "ptx/registers.cuh"
+
+/* Loads a tile of queries or dout of which all rows are kept, when its stage is empty. Where the tile is
+ * has been found before the wait, in uniform registers: dV and dP wait for the only stage of dout. */
+FA_DEVICE void load_kept_tile(const tile_source *from, char *shared, int row, uint64_t *full,
+                              uint64_t *empty, int parity)
+{
+    const int y = (int)ptx_uniform((uint32_t)row), z = (int)ptx_uniform((uint32_t)from->head),
+              w = (int)ptx_uniform((uint32_t)from->block);
+    const bool leader = ptx_keep(threadIdx.x % 32) == 0;
+    ptx_mbarrier_wait(empty, parity);
+    if (leader) {
+        ptx_mbarrier_arrive_expect(full, from->blocks * Q_BLOCK);
+#pragma unroll
+        for (int block = 0; block < from->blocks; block++)
+            ptx_tma_load_4d(shared + block * Q_BLOCK, from->map, full, 64 * block, y, z, w);
+    }
+    __syncwarp();
+}
 
 FA_DEVICE void load_queries(const pipeline *pipe, const fa_backward_sm90_params *s,
                             const tile_cursor *at, const kept_rows *kept)
@@ -38,9 +57,15 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
 #if LOADS_EARLY
     if (at->count == 0 && loads_early(s, &state->works[0])) return;
 #endif
-    ptx_mbarrier_wait(&state->dout_empty[stage], dout_parity(at->count) ^ 1);
-    load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
-              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
+    uint64_t *full = &state->dout_full[stage], *empty = &state->dout_empty[stage];
+    char *to = pipe->buffers + DOUT_AT + stage * DOUT_BYTES;
+    const int row = (int)t->start_q + at->tile * QUERIES, parity = dout_parity(at->count) ^ 1;
+    if (keeps_all(kept, QUERIES)) {
+        load_kept_tile(&dout, to, row, full, empty, parity);
+        return;
+    }
+    ptx_mbarrier_wait(empty, parity);
+    load_tile(pipe, &dout, to, QUERIES, row, full, kept);
 }
 
 /* Loads the columns of the peer's keys in which the block computes dQ. */
