@@ -76,7 +76,11 @@
 
 /* Whether the last tile is apart from the loop over tiles, which then issues no product behind it that is
  * not used. In a persistent block that product would read what the next work tile's loads write. */
-#define LAST_APART PERSISTENT
+#define LAST_APART (PERSISTENT || (HEAD_DIM == 256 && !OPTIONS))
+
+/* Whether descriptors of keys, values and the only stage of dout stay in uniform registers (multiply.cuh),
+ * which have room for those of 192 columns. */
+#define PINS (HEAD_DIM == 192 && VALUE_DIM == 192 && STAGES == 1)
 
 /* The block's number in its cluster, and the other block. */
 #define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
@@ -132,13 +136,13 @@ static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
               "as the planner counts");
 
 /* Registers of a thread of each warpgroup: together 4 * 128, with which the block starts. */
-#define PRODUCER_REGISTERS (HEAD_DIM == 256 ? 24 : 32)
+#define PRODUCER_REGISTERS (HEAD_DIM == 256 ? 24 : 40)
 #if HEAD_DIM == 256
 #define DQ_REGISTERS 64
 #define DK_REGISTERS (OPTIONS ? 208 : 216)
 #define DV_REGISTERS (OPTIONS ? 216 : 208)
 #else
-#define DQ_REGISTERS 88
+#define DQ_REGISTERS 80
 #define DK_REGISTERS 192
 #define DV_REGISTERS 200
 #endif

@@ -25,6 +25,7 @@
 typedef struct dk_state {
     float dk[DK_SUMS], ds[SCORES]; /* first dP, then dS */
     uint32_t base;                 /* descriptor of the block's keys */
+    pinned_rows values, dout;
     uint32_t ds_row;               /* find_ds_row of the first buffer */
     thread_places own;
 } dk_state;
@@ -99,7 +100,8 @@ FA_DEVICE void share_ds(const pipeline *pipe, const dk_state *c, const uint32_t 
 
 FA_DEVICE void issue_dp(dk_state *c, int stage)
 {
-    issue_scores(c->ds, c->base + V_AT / UNIT, dout_tile(c->base, stage), VALUE_DIM);
+    if (PINS) issue_pinned_scores(c->ds, &c->values, &c->dout, 0);
+    else issue_scores(c->ds, c->base + V_AT / UNIT, dout_tile(c->base, stage), VALUE_DIM);
 }
 
 /* Stores dbias of a tile whose dS has been computed. */
@@ -188,13 +190,16 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
     shared_state *state = pipe->state;
     pipeline own = *pipe;
     dk_state c;
-    c.base = first_descriptor(pipe);
     c.ds_row = ptx_keep(find_ds_row(pipe));
     c.own = find_places(pipe);
 #pragma unroll 1
     for (int n = 0; acquire_work_tile(&own, n); n++) {
         const block_work *w = work_of(&own);
+        if (PERSISTENT) ptx_wgmma_fence(); /* lanes meet */
         const tile_range range = find_tiles(w);
+        c.base = first_descriptor(&own);
+        c.values = pin_rows(c.base + V_AT / UNIT);
+        c.dout = pin_rows(dout_tile(c.base, 0));
 #pragma unroll
         for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
         if (range.tiles > 0) {

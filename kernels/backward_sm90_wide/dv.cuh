@@ -24,6 +24,7 @@ typedef struct dv_state {
     float dv[DV_SUMS], scores[SCORES]; /* first scores, then weights: with options, those for dS */
     uint32_t weights[SCORES / 2];      /* those for dV */
     uint32_t base;                     /* descriptor of the block's keys */
+    pinned_rows keys;
     thread_places own;
     float scale; /* from scores to exponents of 2; with a softcap, to the argument of tanh */
 } dv_state;
@@ -124,7 +125,8 @@ FA_DEVICE void pack_weights(dv_state *c)
 
 FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
 {
-    issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
+    if (PINS) issue_pinned_scores(c->scores, &c->keys, NULL, q_tile(c->base, stage));
+    else issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
 }
 
 /* Adds a tile whose weights have been computed, and computes the weights of the next one. The
@@ -200,13 +202,15 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
     shared_state *state = pipe->state;
     pipeline own = *pipe;
     dv_state c;
-    c.base = first_descriptor(pipe);
     c.own = find_places(pipe);
     c.scale = inner_scale(&p->a);
 #pragma unroll 1
     for (int n = 0; acquire_work_tile(&own, n); n++) {
         const block_work *w = work_of(&own);
+        if (PERSISTENT) ptx_wgmma_fence(); /* lanes meet */
         const tile_range range = find_tiles(w);
+        c.base = first_descriptor(&own);
+        c.keys = pin_rows(c.base);
 #pragma unroll
         for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
         if (range.tiles > 0) {

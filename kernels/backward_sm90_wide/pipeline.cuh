@@ -172,7 +172,9 @@ FA_DEVICE bool acquire_work_tile(pipeline *own, int number)
         (const block_work *)ptx_uniform_pointer(&own->state->works[number % WORKS]);
     ptx_mbarrier_wait(&own->state->work_full[number % WORKS], work_parity(number));
     own->work = w;
-    return !w->ends;
+    /* The same for all lanes, as the assembler must know: where lanes may part it computes the products'
+     * descriptors again for each product, which then waits. */
+    return ptx_uniform(w->ends) == 0;
 #else
     (void)own;
     return number == 0;

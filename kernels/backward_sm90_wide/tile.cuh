@@ -125,7 +125,8 @@ FA_DEVICE tile_cursor begin(const block_work *w)
 /* Whether some query of the tile does not see some of the block's keys. */
 FA_DEVICE bool is_masked(const tile_range *range, int tile)
 {
-    return tile < range->unmasked_from || tile >= range->unmasked_to;
+    const bool masked = tile < range->unmasked_from || tile >= range->unmasked_to;
+    return PERSISTENT ? ptx_uniform(masked) != 0 : masked;
 }
 
 #endif
