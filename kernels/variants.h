@@ -477,7 +477,7 @@ VARIANT_16BIT(backward_sm90_d192_128, .file = "backward_sm90/backward_sm90", .ke
 VARIANT_16BIT(backward_sm90_wide_d192_ordered, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2, .persistent = 1, .static_smem = 960, .ordered = 1)
 VARIANT_16BIT(backward_sm90_wide_d192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2, .persistent = 1, .static_smem = 960)
+              .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2)
 VARIANT_16BIT(backward_sm90_wide_d256_ordered, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = 0, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512, .ordered = 1)
 VARIANT_16BIT(backward_sm90_wide_d256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,

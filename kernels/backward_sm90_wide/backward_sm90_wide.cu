@@ -52,7 +52,7 @@ FA_DEVICE void load_or_send(const pipeline *pipe, const fa_backward_params *p,
 {
     const bool is_first = threadIdx.x % 32 == 0;
 #if CLEARS_AHEAD
-    if (warp == WARP_CLEAR) clear_ahead(s, number_of_work(pipe));
+    if (warp == WARP_CLEAR) clear_ahead(s, (int)blockIdx.x);
 #endif
     if (work_of(pipe)->tiles == 0) return;
     if (!PERSISTENT && warp == WARP_KEYS_AND_QUERIES) load_keys_and_queries(pipe, &p->a, s);

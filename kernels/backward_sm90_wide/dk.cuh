@@ -150,8 +150,9 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     } else ptx_wgmma_wait(0);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
-    if (LAST_APART && !more) return; /* dK is stored through the last tile's stage */
-    ptx_mbarrier_arrive_if(&state->q_empty[stage], c->own.leader);
+    /* In a persistent block dK is stored through the last tile's stage before it is released. */
+    if (!PERSISTENT || more) ptx_mbarrier_arrive_if(&state->q_empty[stage], c->own.leader);
+    if (LAST_APART && !more) return;
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
     ptx_mbarrier_arrive_if(&state->dout_empty[dout_stage(ready)], c->own.leader && more);
@@ -198,8 +199,10 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         if (PERSISTENT) ptx_wgmma_fence(); /* lanes meet */
         const tile_range range = find_tiles(w);
         c.base = first_descriptor(&own);
-        c.values = pin_rows(c.base + V_AT / UNIT);
-        c.dout = pin_rows(dout_tile(c.base, 0));
+        if (PINS) {
+            c.values = pin_rows(c.base + V_AT / UNIT);
+            c.dout = pin_rows(dout_tile(c.base, 0));
+        }
 #pragma unroll
         for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
         if (range.tiles > 0) {

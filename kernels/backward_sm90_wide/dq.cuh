@@ -172,7 +172,7 @@ FA_DEVICE void add_work_tile(const pipeline *pipe, const fa_backward_params *p,
     ptx_mbarrier_wait(&state->peer_k_loaded, keys_parity(w));
 #if CLEARS_AHEAD
     if (s->cleared) {
-        if (thread == 0) wait_until_cleared(s, number_of_work(pipe));
+        if (thread == 0) wait_until_cleared(s, (int)blockIdx.x);
         ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
     }
 #endif

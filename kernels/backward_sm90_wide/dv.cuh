@@ -210,7 +210,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         if (PERSISTENT) ptx_wgmma_fence(); /* lanes meet */
         const tile_range range = find_tiles(w);
         c.base = first_descriptor(&own);
-        c.keys = pin_rows(c.base);
+        if (PINS) c.keys = pin_rows(c.base);
 #pragma unroll
         for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
         if (range.tiles > 0) {

@@ -40,7 +40,7 @@ FA_DEVICE void issue_scores(float *scores, uint32_t rows, uint32_t columns, int 
  * a reduction: the assembler cannot compute it again. It would do so between products otherwise (from a
  * loop in a loop, or where registers are few), and each product would then wait for its descriptor. */
 typedef struct pinned_rows {
-    uint32_t steps[PINS ? HEAD_DIM / 16 : 1];
+    uint32_t steps[HEAD_DIM / 16];
 } pinned_rows;
 
 FA_DEVICE uint32_t step_at(uint32_t rows, int step)
@@ -52,7 +52,7 @@ FA_DEVICE pinned_rows pin_rows(uint32_t rows)
 {
     pinned_rows pinned;
 #pragma unroll
-    for (int step = 0; step < HEAD_DIM / 16 && PINS; step++)
+    for (int step = 0; step < HEAD_DIM / 16; step++)
         pinned.steps[step] = ptx_uniform(step_at(rows, step));
     return pinned;
 }
@@ -62,7 +62,7 @@ FA_DEVICE void issue_pinned_scores(float *scores, const pinned_rows *rows,
                                    const pinned_rows *pinned_columns, uint32_t columns)
 {
 #pragma unroll
-    for (int step = 0; step < HEAD_DIM / 16 && PINS; step++) PTX_WGMMA(qk, QUERIES)
+    for (int step = 0; step < HEAD_DIM / 16; step++) PTX_WGMMA(qk, QUERIES)
     (scores, ptx_descriptor(rows->steps[step]),
      ptx_descriptor(pinned_columns ? pinned_columns->steps[step] : step_at(columns, step)),
      step > 0);

@@ -191,15 +191,4 @@ FA_DEVICE void release_work_tile(const pipeline *own, int number, int leader)
 #endif
 }
 
-/* The number of the block at its work tile, as blocks count that are not persistent. */
-FA_DEVICE int number_of_work(const pipeline *own)
-{
-#if PERSISTENT
-    return own->work->work * CLUSTER + THIS_BLOCK;
-#else
-    (void)own;
-    return (int)blockIdx.x;
-#endif
-}
-
 #endif

@@ -10,7 +10,6 @@
 #include "backward_sm90_wide/config.cuh"
 #include "backward_sm90_wide/load.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
-#include "backward_sm90/clear_ahead.cuh"
 #include "backward_sm90/work.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
@@ -27,17 +26,14 @@ FA_DEVICE bool has_one_work_tile(const fa_attention_params *p)
     return p->tasks <= count_clusters();
 }
 
-/* The cluster's work tile n. If clusters wait for others, which clear sums or add theirs before, all come
- * from the counter: then work tiles with lower numbers belong to clusters that have started. Otherwise the
- * first one is that of the cluster's number. */
+/* The cluster's work tile n, from a counter which `prepare` clears. Clusters wait for others, which add to the
+ * sums before: with the counter, work tiles with lower numbers belong to clusters that have started. */
 FA_DEVICE int64_t take_work_tile(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                  int n)
 {
-    const bool own = !s->next_work || has_one_work_tile(p) || (!s->cleared && !s->semaphores);
-    if (!s->next_work) return this_cluster() + n * count_clusters();
-    if (n == 0 && own) return this_cluster();
-    if (has_one_work_tile(p)) return p->tasks;
-    return (own ? count_clusters() : 0) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
+    if (has_one_work_tile(p)) return n == 0 ? this_cluster() : p->tasks;
+    if (!s->next_work) return this_cluster() + n * count_clusters(); /* there are no queries */
+    return (int64_t)atomicInc(s->next_work, UINT32_MAX);
 }
 
 /* The same for both blocks. Executed by one thread of each. The number is sent as the bits of a float. */
