@@ -272,8 +272,8 @@ FA_DEVICE void issue_v(const pipeline *pipe, const fa_backward_sm90_params *s, c
     const fa_tile *t = &w->sequence;
     const tile_source v =
         source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k, VALUE_BLOCKS);
-    issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS,
-               (int)(t->start_k + w->keys.first) + FIRST_KEY, &pipe->state->v_loaded);
+    issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS, (int)(t->start_k + w->keys.first) + FIRST_KEY,
+               &pipe->state->v_loaded);
 }
 
 #else

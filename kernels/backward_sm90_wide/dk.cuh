@@ -26,7 +26,7 @@ typedef struct dk_state {
     float dk[DK_SUMS], ds[SCORES]; /* first dP, then dS */
     uint32_t base;                 /* descriptor of the block's keys */
     pinned_rows values, dout;
-    uint32_t ds_row;               /* find_ds_row of the first buffer */
+    uint32_t ds_row; /* find_ds_row of the first buffer */
     thread_places own;
 } dk_state;
 
@@ -176,8 +176,8 @@ FA_DEVICE void put_dk(const pipeline *pipe, const fa_backward_params *p, const d
 #endif
     if (w->key_sums) leave_sums(w->key_sums, c->dk, HEAD_DIM, THIS_BLOCK);
     else
-        store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + last * Q_BYTES, HEAD_DIM),
-                        c->dk, HEAD_DIM, p->a.d, p->a.scale, THIS_BLOCK);
+        store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + last * Q_BYTES, HEAD_DIM), c->dk,
+                        HEAD_DIM, p->a.d, p->a.scale, THIS_BLOCK);
 #if PERSISTENT
     if (range->tiles == 0) return;
     ptx_fence_proxy_async(); /* TMA writes to the stage after these stores */

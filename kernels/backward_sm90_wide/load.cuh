@@ -60,7 +60,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     uint64_t *full = &state->dout_full[stage], *empty = &state->dout_empty[stage];
     char *to = pipe->buffers + DOUT_AT + stage * DOUT_BYTES;
     const int row = (int)t->start_q + at->tile * QUERIES, parity = dout_parity(at->count) ^ 1;
-    if (keeps_all(kept, QUERIES)) {
+    if (!OPTIONS && keeps_all(kept, QUERIES)) {
         load_kept_tile(&dout, to, row, full, empty, parity);
         return;
     }

@@ -151,7 +151,8 @@ FA_DEVICE void init_barriers(shared_state *state)
     ptx_mbarrier_init(&state->k_empty, WARPS);
     for (int i = 0; i < WORKS; i++) {
         ptx_mbarrier_init(&state->work_full[i], 1);
-        ptx_mbarrier_init(&state->work_empty[i], 3 * WARPS + 3); /* and the other warps of the first */
+        ptx_mbarrier_init(&state->work_empty[i],
+                          3 * WARPS + 3); /* and the other warps of the first */
         ptx_mbarrier_init(&state->number_full[i], 1);
         ptx_mbarrier_init(&state->number_empty[i], 1);
     }

@@ -68,8 +68,8 @@ FA_DEVICE void load_work_tiles(const pipeline *block, const fa_attention_params 
         block_work *w = &state->works[n % WORKS];
         ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
         if (threadIdx.x % 32 == 0) {
-            describe(p, s, share_work_tile(block, p, s, n), before,
-                     before ? end_count(before) : 0, w);
+            describe(p, s, share_work_tile(block, p, s, n), before, before ? end_count(before) : 0,
+                     w);
             ptx_mbarrier_arrive(&state->work_full[n % WORKS]);
         }
         __syncwarp();
