@@ -1,0 +1,311 @@
+/*
+ * forward_sm80_split: the forward pass on Ampere with split keys, for problems with too few work tiles for all
+ * multiprocessors. Each work tile has a part of the keys, and a second launch merges the parts. A model of the time decides
+ * how many parts there are, how many heads share query tiles, and whether this is faster than forward_sm80 at all.
+ */
+#include "cuda/plan_split_sm80.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "cuda/family.h"
+#include "cuda/parameters.h"
+#include "cuda/plan_decode.h"
+#include "cuda/plan_sm80.h"
+
+/* The model. Products of a multiprocessor, floating-point operations a second: if all its blocks compute; and if it has a
+ * single one, relative to that. */
+static const double rate_of_h200 = 3.0e12, rate_of_a100 = 1.9e12, rate_of_ada = 1.1e12;
+static const double share_of_one_block = 0.8;
+
+static const double block_seconds = 3e-6;   /* of a block besides its key tiles */
+static const double merge_seconds = 3e-6;   /* of the second launch besides its loads, */
+static const double loads_seconds = 0.7e-6; /* which are issued so many parts at a time; */
+enum { LOADED_PARTS = 8 };
+static const double memory_rate =
+    1.5e12; /* and bytes a second, of sums that are stored and loaded */
+
+/* The model must be so many times as fast with split keys: it is not exact. */
+static const double least_gain = 1.1;
+
+/* Query tiles of several heads must leave so many times fewer of them: their queries take longer to load. */
+static const double least_gain_of_sharing = 1.05;
+
+enum {
+    MOST_GROUP_BITS = 6,
+    MOST_WORKSPACE = 256 << 20, /* bytes */
+    MOST_ROUNDS = 4,            /* with more, the last one can hardly be a tenth of the time */
+    ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
+};
+
+/* ---- What can be split ----------------------------------------------------------------------- */
+
+/* Few queries are refused because decode_sm80 takes them, if not before their data are known: then the workspace would have
+ * room for these kernels, which never run them. */
+static bool refuse_split(const fa_problem *p, char *why, size_t size)
+{
+    if (p->max_q <= fa_cuda_most_few(p) || p->n_k < 1 || p->batch < 1 || p->heads_q < 1 ||
+        p->d < 1 || p->d_v < 1) {
+        fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected more than %" PRId64,
+                    p->max_q, fa_cuda_most_few(p));
+        return true;
+    }
+    const char *option = p->batch_invariant           ? "options.flags has FA_BATCH_INVARIANT"
+                         : fa_cuda_sm80_is_general(p) ? "an option changes scores or weights"
+                                                      : NULL;
+    if (option) fa_cuda_say(why, size, "%s: keys are not split", option);
+    return option;
+}
+
+static const fa_variant *find_variant(const fa_problem *p)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    for (int i = FA_FIRST_forward_sm80_split; i < FA_END_forward_sm80_split; i++)
+        if (fa_variants[i].element == (fa_element)p->q.dtype && fa_variants[i].head_dim >= dim)
+            return &fa_variants[i];
+    return NULL;
+}
+
+/* ---- Query tiles ----------------------------------------------------------------------------- */
+
+/* The work, as far as the host knows: lengths on the device are at most these. */
+typedef struct shape {
+    int64_t tiles;        /* query tiles of all heads that have queries, at most */
+    double average_tiles; /* key tiles that a query tile sees; */
+    int64_t most_tiles;   /* at most */
+    double rows;          /* of all heads and sequences */
+} shape;
+
+static int64_t clamp(int64_t x, int64_t least, int64_t most)
+{
+    return x < least ? least : x > most ? most : x;
+}
+
+/* The key tiles that the query tile of this last query sees. */
+static int64_t count_key_tiles(const fa_problem *p, int64_t last, int64_t n_q, int64_t n_k,
+                               const fa_variant *v)
+{
+    const int64_t unbounded = INT64_C(1) << 40;
+    const int64_t diagonal =
+        clamp(p->diagonal_given ? p->diagonal : n_k - n_q, -unbounded, unbounded);
+    int64_t right = p->causal ? 0 : unbounded, keys = n_k;
+    if (p->window_right >= 0 && p->window_right < right) right = p->window_right;
+    if (right < unbounded) keys = clamp(last + diagonal + right + 1, 0, n_k);
+    if (right < unbounded && p->window_left >= 0 && p->window_left < n_k) {
+        const int64_t span = p->window_left + right + fa_cuda_sm80_queries(v) + 32;
+        if (span < keys) keys = span;
+    }
+    return keys < 1 ? 1 : fa_cuda_count_tiles(keys, v->keys);
+}
+
+static shape find_shape(const fa_problem *p, const fa_variant *v, int group_bits)
+{
+    const int64_t queries = fa_cuda_sm80_queries(v) >> group_bits;
+    const int64_t n_q = p->max_q, each = fa_cuda_count_tiles(n_q, queries);
+    const int64_t n_k = p->cu_seqlens_k ? fa_cuda_count_tiles(p->rows_k, p->batch) : p->n_k;
+    int64_t tiles = each * p->batch;
+    if (p->cu_seqlens_q && p->rows_q / queries + p->batch < tiles)
+        tiles = p->rows_q / queries + p->batch;
+    const int64_t first = count_key_tiles(p, (queries < n_q ? queries : n_q) - 1, n_q, n_k, v),
+                  most = count_key_tiles(p, n_q - 1, n_q, n_k, v);
+    return (shape){.tiles = tiles * (p->heads_q >> group_bits),
+                   .average_tiles = (double)(first + most) / 2,
+                   .most_tiles = most,
+                   .rows = (double)p->rows_q * (double)p->heads_q *
+                           (double)(p->cu_seqlens_q ? 1 : p->batch)};
+}
+
+/* log2 of the heads that share query tiles: none if that leaves hardly fewer of them. */
+static int choose_group_bits(const fa_problem *p, const fa_variant *v)
+{
+    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
+    int64_t least = find_shape(p, v, 0).tiles;
+    int best = 0;
+    for (int bits = 1; bits <= MOST_GROUP_BITS && (group >> bits) << bits == group; bits++) {
+        const int64_t tiles = find_shape(p, v, bits).tiles;
+        if (least_gain_of_sharing * (double)tiles > (double)least) continue;
+        least = tiles;
+        best = bits;
+    }
+    return best;
+}
+
+/* ---- The model of the time ------------------------------------------------------------------- */
+
+static double products_rate(const fa_cuda_device *device)
+{
+    const int architecture = fa_cuda_architecture(device);
+    return architecture == 80                          ? rate_of_a100
+           : architecture == 90 || architecture == 100 ? rate_of_h200
+                                                       : rate_of_ada;
+}
+
+/* Of so many blocks, which have so many key tiles on average and at most. */
+static double seconds_of_blocks(const fa_cuda_device *device, const fa_variant *v, int64_t blocks,
+                                double average, double most)
+{
+    const int64_t room = fa_cuda_sm80_room(device, v), together = room * device->multiprocessors;
+    const int64_t rounds = fa_divide(blocks, together), rest = blocks - rounds * together;
+    const double products = 4.0 * fa_cuda_sm80_queries(v) * v->keys * v->head_dim;
+    const double all = (double)room * products / products_rate(device);
+    const double one = products / (products_rate(device) * (room > 1 ? share_of_one_block : 1.0));
+    double seconds = (double)rounds * (average * all + block_seconds);
+    if (rest > 0)
+        seconds += average * (rest <= device->multiprocessors ? one : all) + block_seconds;
+    return seconds + (most - average) * one;
+}
+
+static double split_seconds(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                            const shape *s, int64_t parts)
+{
+    const double bytes = s->rows * (double)parts * ((double)p->d_v * sizeof(float) + ROW_SUM_BYTES);
+    const int64_t loads = fa_cuda_count_tiles(parts, LOADED_PARTS);
+    return seconds_of_blocks(device, v, s->tiles * parts, ceil(s->average_tiles / (double)parts),
+                             (double)fa_cuda_count_tiles(s->most_tiles, parts)) +
+           merge_seconds + (double)loads * loads_seconds + 2 * bytes / memory_rate;
+}
+
+/* A number of parts and the time with it. 0: none fits into the workspace. */
+typedef struct choice {
+    int parts;
+    double seconds;
+} choice;
+
+/* The tasks of a part, with the numbers of packed tiles that have no rows. */
+static int64_t count_tasks(const fa_problem *p, const fa_variant *v, int group_bits)
+{
+    fa_cuda_plan_launch l;
+    fa_cuda_set_query_tasks(p, fa_cuda_sm80_queries(v) >> group_bits, &l);
+    return l.tasks >> group_bits;
+}
+
+static double count_bytes(const fa_variant *v, int64_t tasks, int64_t parts)
+{
+    return (double)tasks * (double)parts * fa_cuda_sm80_queries(v) *
+           (v->head_dim * (double)sizeof(float) + ROW_SUM_BYTES);
+}
+
+static choice choose_parts(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                           int group_bits)
+{
+    const shape s = find_shape(p, v, group_bits);
+    const int64_t tasks = count_tasks(p, v, group_bits);
+    choice best = {0, INFINITY};
+    int64_t length = 0;
+    for (int parts = 1; parts <= FA_SM80_MOST_PARTS && parts <= s.most_tiles; parts++) {
+        const int64_t before = length;
+        length = fa_cuda_count_tiles(s.most_tiles, parts);
+        if (length == before) continue;
+        if (count_bytes(v, tasks, parts) > MOST_WORKSPACE) break;
+        const double seconds = split_seconds(p, device, v, &s, parts);
+        if (seconds < best.seconds) best = (choice){parts, seconds};
+    }
+    return best;
+}
+
+/* ---- The launches ---------------------------------------------------------------------------- */
+
+void fa_cuda_set_split_sm80_params(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                   fa_sm80_split_params *params)
+{
+    const fa_sm80_split *split = &l->sm80.split;
+    fa_attention_params *a = &params->attention;
+    fa_cuda_set_params(p, l, a);
+    params->split = *split;
+    params->split.head_stride = a->q.stride[2];
+    params->split.out = (float *)(void *)((char *)p->workspace + l->workspace_offset);
+    params->split.sums =
+        (fa_sm90_row_sum *)(void *)(params->split.out +
+                                    l->tasks * split->parts * split->queries * split->value_dim);
+    a->q.stride[2] *= INT64_C(1) << split->group_bits;
+    a->heads_q >>= split->group_bits;
+}
+
+static bool queue_split(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                        const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_sm80_split_params params;
+    fa_cuda_set_split_sm80_params(call->problem, l, &params);
+    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&params}, fault);
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+void fa_cuda_cut_split_sm80(const fa_problem *p, int parts, int group_bits, fa_cuda_plan *plan)
+{
+    fa_cuda_plan_launch *l = &plan->launches[0], *merge = l + 1;
+    const fa_variant *v = &fa_variants[l->variant];
+    const int queries = fa_cuda_sm80_queries(v);
+    const int64_t columns = fa_cuda_count_tiles(p->d_v, FA_SM90_MERGE_COLUMNS),
+                  tile_blocks = fa_cuda_count_tiles(queries * columns, FA_SM80_MERGE_THREADS);
+    fa_cuda_set_query_tasks(p, queries >> group_bits, l);
+    l->tasks >>= group_bits;
+    l->sm80.split = (fa_sm80_split){.parts = parts,
+                                    .queries = queries,
+                                    .value_dim = v->head_dim,
+                                    .group_bits = group_bits,
+                                    .tile_blocks = (int32_t)tile_blocks};
+    l->grid = fa_cuda_grid(l->tasks * parts);
+    merge->tiles = l->tiles;
+    merge->tasks = l->tasks;
+    merge->sm80.split = l->sm80.split;
+    merge->grid = fa_cuda_grid(l->tasks * tile_blocks);
+    merge->idle = l->idle;
+    l->workspace_bytes = merge->workspace_bytes = (size_t)count_bytes(v, l->tasks, parts);
+    plan->workspace_bytes = l->workspace_bytes;
+}
+
+static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    static const int merges[] = {FA_VARIANT_forward_sm80_merge_f16,
+                                 FA_VARIANT_forward_sm80_merge_bf16};
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        fa_cuda_sm80_refuse_sizes(p, 256, why, size) || refuse_split(p, why, size))
+        return false;
+    const fa_variant *v = find_variant(p);
+    const int group_bits = choose_group_bits(p, v);
+    const int parts = choose_parts(p, device, v, group_bits).parts;
+    if (parts == 0) {
+        fa_cuda_say(why, size, "sums of parts need more than %d MiB", (int)(MOST_WORKSPACE >> 20));
+        return false;
+    }
+    const int merge = merges[p->q.dtype != FA_FLOAT16];
+    if (!fa_cuda_plan_add(v, FA_SM80_THREADS(v->warps), fa_cuda_sm80_smem(v), queue_split, device,
+                          plan, why, size) ||
+        !fa_cuda_plan_add(&fa_variants[merge], FA_SM80_MERGE_THREADS, 0, queue_split, device, plan,
+                          why, size))
+        return false;
+    plan->arithmetic = fa_cuda_sm80_arithmetic(v);
+    plan->launches[0].tile_k = v->keys;
+    fa_cuda_cut_split_sm80(p, parts, group_bits, plan);
+    return true;
+}
+
+/* Whether forward_sm80 is faster. Most problems have so many query tiles that the model is not needed. */
+static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    (void)why, (void)size;
+    if (p->q.dtype == FA_FLOAT32 || p->d > 256 || p->d_v > 256 || refuse_split(p, NULL, 0))
+        return true;
+    const fa_variant *v = find_variant(p);
+    if (!v) return true;
+    const int64_t room = fa_cuda_sm80_room(device, v);
+    const shape alone = find_shape(p, v, 0);
+    const int group_bits = choose_group_bits(p, v);
+    if (find_shape(p, v, group_bits).tiles > MOST_ROUNDS * room * device->multiprocessors)
+        return true;
+    const double plain =
+        seconds_of_blocks(device, v, alone.tiles, alone.average_tiles, (double)alone.most_tiles);
+    return plain <= least_gain * choose_parts(p, device, v, group_bits).seconds;
+}
+
+const fa_cuda_family fa_cuda_forward_split_sm80 = {
+    .name = "sm80_split",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .does_few = true,
+    .slower = is_slower,
+    .without_workspace = &fa_cuda_forward_sm80,
+    .plan = plan_split,
+};
