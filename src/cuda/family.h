@@ -13,6 +13,7 @@ struct fa_cuda_family {
     /* The architectures (80 for 8.0) on which it is tried if the environment names no family. On others,
      * fa_describe does not list it among the families that were not chosen. */
     int oldest, newest;
+    int except; /* one in between on which it is not tried either; 0: there is none */
 
     /* It runs few problems: if the environment names it, it is tried first, and other families run what
      * it refuses. */

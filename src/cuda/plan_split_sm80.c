@@ -304,6 +304,8 @@ const fa_cuda_family fa_cuda_forward_split_sm80 = {
     .name = "sm80_split",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
+    .except =
+        90, /* what forward_sm90_split refuses there is rare, and would need room in each workspace */
     .does_few = true,
     .slower = is_slower,
     .without_workspace = &fa_cuda_forward_sm80,

@@ -96,7 +96,7 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     fa_cuda_plan_begin(&devices[A100], family, plan);
     if (!family->plan(p, &devices[A100], plan, why, size)) return false;
     const int64_t group = p->heads_q / p->heads_kv;
-    int bits = (int)(number % 4);
+    int bits = number % 2 ? 3 : (int)(number / 2 % 4);
     while (group % (1 << bits) != 0) bits--;
     if (number % 7 > 0) fa_cuda_cut_split_sm80(p, (int)(number % 7), bits, plan);
     return true;
@@ -242,10 +242,11 @@ int main(int argc, char **argv)
     CHECK(argc > 1 || (causal && windows && sinks && lse && with_parts[1] && more_parts),
           "%d causal, %d windows, %d sinks, %d lse, %d of one part, %d of more", causal, windows,
           sinks, lse, with_parts[1], more_parts);
-    CHECK(argc > 1 || (packed_queries && packed_keys && queries_by_length && keys_by_length &&
-                       pages && packed_over_pages),
-          "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
-          packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
+    CHECK(
+        argc > 1 || (packed_queries && packed_keys && queries_by_length && keys_by_length &&
+                     pages && packed_over_pages),
+        "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
+        packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
     CHECK(argc > 1 || (groups[0] && groups[1] && groups[2] && groups[3]),
           "query tiles of 1, 2, 4 and 8 heads: %d, %d, %d and %d", groups[0], groups[1], groups[2],
           groups[3]);
