@@ -11,7 +11,7 @@
 #include "forward_sm80/split.h"
 #include "forward_sm90/merge_parts.cuh"
 
-enum { THREADS = FA_SM80_MERGE_THREADS, AHEAD = 8 /* parts that are loaded at once */ };
+enum { THREADS = FA_SM80_MERGE_THREADS, AHEAD = 16 /* parts that are loaded at once */ };
 
 /* A thread's columns of a row, and where their sums are. */
 typedef struct row_columns {

@@ -13,17 +13,23 @@
 #include "cuda/plan_decode.h"
 #include "cuda/plan_sm80.h"
 
-/* The model. Products of a multiprocessor, floating-point operations a second: if all its blocks compute; and if it has a
- * single one, relative to that. */
-static const double rate_of_h200 = 3.0e12, rate_of_a100 = 1.9e12, rate_of_ada = 1.1e12;
-static const double share_of_one_block = 0.8;
+/* The model, for an H200. Of a multiprocessor: products, floating-point operations a second; of a score's softmax, seconds. */
+static const double products_rate = 3.6e12;
+static const double score_seconds = 3.3e-11;
 
-static const double block_seconds = 3e-6;   /* of a block besides its key tiles */
-static const double merge_seconds = 3e-6;   /* of the second launch besides its loads, */
-static const double loads_seconds = 0.7e-6; /* which are issued so many parts at a time; */
-enum { LOADED_PARTS = 8 };
-static const double memory_rate =
-    1.5e12; /* and bytes a second, of sums that are stored and loaded */
+/* The same of other devices, relative to that. */
+static const double speed_of_a100 = 0.62, speed_of_ada = 0.35;
+
+/* With 16 rows a warp, products take so many times as long: each fragment of keys and values serves one mma. */
+static const double cost_of_few_rows = 1.15;
+
+static const double tile_seconds =
+    0.45e-6; /* of a key tile besides, if nothing else runs on the multiprocessor */
+static const double block_seconds = 5e-6;   /* of a block besides its key tiles */
+static const double merge_seconds = 4e-6;   /* of the second launch besides its loads, */
+static const double loads_seconds = 0.8e-6; /* which are issued so many parts at a time; */
+enum { LOADED_PARTS = 16 };
+static const double memory_rate = 3e12; /* and bytes a second, of sums that are stored and loaded */
 
 /* The model must be so many times as fast with split keys: it is not exact. */
 static const double least_gain = 1.1;
@@ -57,6 +63,7 @@ static bool refuse_split(const fa_problem *p, char *why, size_t size)
     return option;
 }
 
+/* The variants for the problem's heads: from this one on, while they have the same head dim. NULL: there is none. */
 static const fa_variant *find_variant(const fa_problem *p)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
@@ -132,27 +139,35 @@ static int choose_group_bits(const fa_problem *p, const fa_variant *v)
 
 /* ---- The model of the time ------------------------------------------------------------------- */
 
-static double products_rate(const fa_cuda_device *device)
+static double speed_of(const fa_cuda_device *device)
 {
     const int architecture = fa_cuda_architecture(device);
-    return architecture == 80                          ? rate_of_a100
-           : architecture == 90 || architecture == 100 ? rate_of_h200
-                                                       : rate_of_ada;
+    return architecture == 80                          ? speed_of_a100
+           : architecture == 90 || architecture == 100 ? 1.0
+                                                       : speed_of_ada;
+}
+
+/* Of a key tile of each of so many blocks on a multiprocessor. */
+static double seconds_of_tiles(const fa_cuda_device *device, const fa_variant *v, int64_t blocks)
+{
+    const double scores = (double)fa_cuda_sm80_queries(v) * v->keys;
+    const double cost = v->group_rows == 16 ? cost_of_few_rows : 1.0;
+    const double work = (cost * 4 * scores * v->head_dim / products_rate + scores * score_seconds) /
+                        speed_of(device);
+    return fmax((double)blocks * work, work + tile_seconds);
 }
 
 /* Of so many blocks, which have so many key tiles on average and at most. */
 static double seconds_of_blocks(const fa_cuda_device *device, const fa_variant *v, int64_t blocks,
                                 double average, double most)
 {
-    const int64_t room = fa_cuda_sm80_room(device, v), together = room * device->multiprocessors;
-    const int64_t rounds = fa_divide(blocks, together), rest = blocks - rounds * together;
-    const double products = 4.0 * fa_cuda_sm80_queries(v) * v->keys * v->head_dim;
-    const double all = (double)room * products / products_rate(device);
-    const double one = products / (products_rate(device) * (room > 1 ? share_of_one_block : 1.0));
-    double seconds = (double)rounds * (average * all + block_seconds);
+    const int64_t sms = device->multiprocessors, room = fa_cuda_sm80_room(device, v);
+    const int64_t rounds = fa_divide(blocks, room * sms), rest = blocks - rounds * room * sms;
+    double seconds = (double)rounds * (average * seconds_of_tiles(device, v, room) + block_seconds);
     if (rest > 0)
-        seconds += average * (rest <= device->multiprocessors ? one : all) + block_seconds;
-    return seconds + (most - average) * one;
+        seconds +=
+            average * seconds_of_tiles(device, v, fa_cuda_count_tiles(rest, sms)) + block_seconds;
+    return seconds + (most - average) * seconds_of_tiles(device, v, 1);
 }
 
 static double split_seconds(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
@@ -164,12 +179,6 @@ static double split_seconds(const fa_problem *p, const fa_cuda_device *device, c
                              (double)fa_cuda_count_tiles(s->most_tiles, parts)) +
            merge_seconds + (double)loads * loads_seconds + 2 * bytes / memory_rate;
 }
-
-/* A number of parts and the time with it. 0: none fits into the workspace. */
-typedef struct choice {
-    int parts;
-    double seconds;
-} choice;
 
 /* The tasks of a part, with the numbers of packed tiles that have no rows. */
 static int64_t count_tasks(const fa_problem *p, const fa_variant *v, int group_bits)
@@ -185,21 +194,36 @@ static double count_bytes(const fa_variant *v, int64_t tasks, int64_t parts)
            (v->head_dim * (double)sizeof(float) + ROW_SUM_BYTES);
 }
 
-static choice choose_parts(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
-                           int group_bits)
+/* A variant, how it is used, and the time. variant NULL: sums of parts do not fit into the workspace. */
+typedef struct choice {
+    const fa_variant *variant;
+    int parts, group_bits;
+    double seconds;
+} choice;
+
+static void try_variant(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                        choice *best)
 {
+    const int group_bits = choose_group_bits(p, v);
     const shape s = find_shape(p, v, group_bits);
     const int64_t tasks = count_tasks(p, v, group_bits);
-    choice best = {0, INFINITY};
     int64_t length = 0;
     for (int parts = 1; parts <= FA_SM80_MOST_PARTS && parts <= s.most_tiles; parts++) {
         const int64_t before = length;
         length = fa_cuda_count_tiles(s.most_tiles, parts);
         if (length == before) continue;
-        if (count_bytes(v, tasks, parts) > MOST_WORKSPACE) break;
+        if (count_bytes(v, tasks, parts) > MOST_WORKSPACE) return;
         const double seconds = split_seconds(p, device, v, &s, parts);
-        if (seconds < best.seconds) best = (choice){parts, seconds};
+        if (seconds < best->seconds) *best = (choice){v, parts, group_bits, seconds};
     }
+}
+
+static choice choose(const fa_problem *p, const fa_cuda_device *device)
+{
+    choice best = {NULL, 0, 0, INFINITY};
+    const fa_variant *first = find_variant(p), *end = &fa_variants[FA_END_forward_sm80_split];
+    for (const fa_variant *v = first; v && v < end && v->head_dim == first->head_dim; v++)
+        if (v->element == first->element) try_variant(p, device, v, &best);
     return best;
 }
 
@@ -263,10 +287,9 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
         fa_cuda_sm80_refuse_sizes(p, 256, why, size) || refuse_split(p, why, size))
         return false;
-    const fa_variant *v = find_variant(p);
-    const int group_bits = choose_group_bits(p, v);
-    const int parts = choose_parts(p, device, v, group_bits).parts;
-    if (parts == 0) {
+    const choice best = choose(p, device);
+    const fa_variant *v = best.variant;
+    if (!v) {
         fa_cuda_say(why, size, "sums of parts need more than %d MiB", (int)(MOST_WORKSPACE >> 20));
         return false;
     }
@@ -278,7 +301,7 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
         return false;
     plan->arithmetic = fa_cuda_sm80_arithmetic(v);
     plan->launches[0].tile_k = v->keys;
-    fa_cuda_cut_split_sm80(p, parts, group_bits, plan);
+    fa_cuda_cut_split_sm80(p, best.parts, best.group_bits, plan);
     return true;
 }
 
@@ -288,16 +311,16 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
     (void)why, (void)size;
     if (p->q.dtype == FA_FLOAT32 || p->d > 256 || p->d_v > 256 || refuse_split(p, NULL, 0))
         return true;
-    const fa_variant *v = find_variant(p);
+    const fa_variant *v = find_variant(p); /* the tiles of forward_sm80 are as large */
     if (!v) return true;
     const int64_t room = fa_cuda_sm80_room(device, v);
     const shape alone = find_shape(p, v, 0);
-    const int group_bits = choose_group_bits(p, v);
-    if (find_shape(p, v, group_bits).tiles > MOST_ROUNDS * room * device->multiprocessors)
+    if (find_shape(p, v, choose_group_bits(p, v)).tiles >
+        MOST_ROUNDS * room * device->multiprocessors)
         return true;
     const double plain =
         seconds_of_blocks(device, v, alone.tiles, alone.average_tiles, (double)alone.most_tiles);
-    return plain <= least_gain * choose_parts(p, device, v, group_bits).seconds;
+    return plain <= least_gain * choose(p, device).seconds;
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm80 = {
