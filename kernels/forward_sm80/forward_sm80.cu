@@ -92,7 +92,7 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
     if (n >= 0) sync_block(w, at, n, STAGES == 2 && searched);
     if (n == 0) load_query_fragments(q, at);
     if (STAGES == 2) {
-        find_rows(p, &c, 0, path);
+        find_rows(p, &c, path);
         issue_keys(p, c.work, &c.at, c.n, path);
         issue_values(p, c.work, &c.at, c.n, path);
     } else if (with_keys ? n != 0 : n >= 0)
@@ -100,7 +100,7 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
     if (n >= 0) here = multiply_tile(p, &b->now.tile, w, at, n, q, logit_scale, s);
     if (STAGES == 1) {
         if (n >= 0) sync_block(w, at, n, searched);
-        find_rows(p, &c, with_keys && n < 0, path);
+        if (n >= 0 || !with_keys) find_rows(p, &c, path);
         issue_keys(p, c.work, &c.at, c.n, path);
     } else if (c.n == 0) __syncthreads(); /* all warps have finished with the queries */
     return here;
@@ -248,7 +248,7 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
 #endif
     fa_queries q;
     if (!b->loading) issue_queries(p, t, at->q);
-    fa_path path = find_path(p, w, at, 1, STAGES - 1);
+    fa_path path = find_path(p, w, at, SPLIT_KEYS && STAGES == 1 ? b->loading : 1, STAGES - 1);
     if (PLAIN_LOOP) hold_path(&path);
     const int tiles = w->tiles;
 #if SPLIT_KEYS

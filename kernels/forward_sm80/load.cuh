@@ -335,12 +335,11 @@ FA_DEVICE fa_next_tile find_next_tile(const fa_block *b, const fa_memory *at, in
 }
 
 /* For the first key tile of a work tile: the addresses of its rows, and where they are copied
- * to. values: the first tile of values that is copied from now on. */
-FA_DEVICE void find_rows(const fa_attention_params *p, const fa_next_tile *c, int values,
-                         fa_path *path)
+ * to. */
+FA_DEVICE void find_rows(const fa_attention_params *p, const fa_next_tile *c, fa_path *path)
 {
     if (c->n > 0) return;
-    const fa_path first = find_path(p, &c->work->keys, &c->at, 0, values);
+    const fa_path first = find_path(p, &c->work->keys, &c->at, 0, 0);
     if (STAGES == 2) path->copy = first.copy;
     path->k_row = first.k_row;
     path->v_row = first.v_row;

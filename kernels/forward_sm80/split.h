@@ -32,8 +32,9 @@ typedef struct fa_sm80_split {
     int32_t parts;              /* of a query tile */
     int32_t queries, value_dim; /* rows of a query tile; columns of a slot */
     int32_t group_bits;         /* log2 of the query heads that share query tiles */
-    int32_t tile_blocks;        /* blocks of the second launch that merge a query tile's rows */
-    int64_t head_stride;        /* from the queries of a head to those of the next */
+    int32_t lane_bits;   /* log2 of the lanes of the second launch that share the parts of a row */
+    int32_t tile_blocks; /* blocks of the second launch that merge a query tile's rows */
+    int64_t head_stride; /* from the queries of a head to those of the next */
 } fa_sm80_split;
 
 /* The kernels' parameter. */

@@ -28,7 +28,7 @@ static const double tile_seconds =
 static const double block_seconds = 5e-6;   /* of a block besides its key tiles */
 static const double merge_seconds = 4e-6;   /* of the second launch besides its loads, */
 static const double loads_seconds = 0.8e-6; /* which are issued so many parts at a time; */
-enum { LOADED_PARTS = 16 };
+enum { LOADED_PARTS = 8 };
 static const double memory_rate = 3e12; /* and bytes a second, of sums that are stored and loaded */
 
 /* The model must be so many times as fast with split keys: it is not exact. */
@@ -38,6 +38,8 @@ static const double least_gain = 1.1;
 static const double least_gain_of_sharing = 1.05;
 
 enum {
+    MOST_LANE_BITS = 2,
+    FEW_THREADS = 32768, /* of a merge: some 250 for each multiprocessor */
     MOST_GROUP_BITS = 6,
     MOST_WORKSPACE = 256 << 20, /* bytes */
     MOST_ROUNDS = 4,            /* with more, the last one can hardly be a tenth of the time */
@@ -255,19 +257,34 @@ static bool queue_split(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pl
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
+/* log2 of the lanes that share the parts of a row: some, if there are so few rows that the loads of one after the other would
+ * be most of the time. */
+static int choose_lane_bits(const fa_problem *p, int parts)
+{
+    const int64_t columns = fa_cuda_count_tiles(p->d_v, FA_SM90_MERGE_COLUMNS),
+                  rows = p->rows_q * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
+    int bits = 0;
+    while (bits < MOST_LANE_BITS && parts > LOADED_PARTS << bits &&
+           rows * columns << bits <= FEW_THREADS)
+        bits++;
+    return bits;
+}
+
 void fa_cuda_cut_split_sm80(const fa_problem *p, int parts, int group_bits, fa_cuda_plan *plan)
 {
     fa_cuda_plan_launch *l = &plan->launches[0], *merge = l + 1;
     const fa_variant *v = &fa_variants[l->variant];
-    const int queries = fa_cuda_sm80_queries(v);
+    const int queries = fa_cuda_sm80_queries(v), lane_bits = choose_lane_bits(p, parts);
     const int64_t columns = fa_cuda_count_tiles(p->d_v, FA_SM90_MERGE_COLUMNS),
-                  tile_blocks = fa_cuda_count_tiles(queries * columns, FA_SM80_MERGE_THREADS);
+                  threads = queries * columns << lane_bits,
+                  tile_blocks = fa_cuda_count_tiles(threads, FA_SM80_MERGE_THREADS);
     fa_cuda_set_query_tasks(p, queries >> group_bits, l);
     l->tasks >>= group_bits;
     l->sm80.split = (fa_sm80_split){.parts = parts,
                                     .queries = queries,
                                     .value_dim = v->head_dim,
                                     .group_bits = group_bits,
+                                    .lane_bits = lane_bits,
                                     .tile_blocks = (int32_t)tile_blocks};
     l->grid = fa_cuda_grid(l->tasks * parts);
     merge->tiles = l->tiles;
