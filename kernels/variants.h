@@ -206,6 +206,10 @@ VARIANT_16BIT_SUFFIX(forward_sm80_split_d128, _rows64, .file = "forward_sm80/for
 VARIANT_16BIT(forward_sm80_split_d256, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
               .head_dim = 256, .options = 0, .warps = 8, .split = 2, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 1, .ahead = 1, .split_keys = 1)
+/* Also for shared memory of 99 KiB (Ada). */
+VARIANT_16BIT_SUFFIX(forward_sm80_split_d256, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 256, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 32, .stages = 1, .blocks = 2, .ahead = 1, .split_keys = 1)
 END(forward, sm80_split)
 
 /* Merges the parts. */

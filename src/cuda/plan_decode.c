@@ -14,6 +14,7 @@
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
+#include "cuda/plan_split_sm80.h"
 
 /* Positions and rows, plus a tile, are counted in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
@@ -920,6 +921,12 @@ bool fa_cuda_is_decode_sm90_slower(const fa_problem *p, const fa_cuda_device *de
     return !is_long && has_no_need_of_parts(p, device, why, size);
 }
 
+static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    return fa_cuda_is_decode_slower(p, device, why, size) ||
+           fa_cuda_is_split_sm80_faster(p, device);
+}
+
 static bool plan_decode(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size)
 {
@@ -932,6 +939,6 @@ const fa_cuda_family fa_cuda_decode = {
     .name = "decode",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .slower = fa_cuda_is_decode_slower,
+    .slower = is_slower,
     .plan = plan_decode,
 };

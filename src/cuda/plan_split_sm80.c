@@ -13,23 +13,27 @@
 #include "cuda/plan_decode.h"
 #include "cuda/plan_sm80.h"
 
-/* The model, for an H200. Of a multiprocessor: products, floating-point operations a second; of a score's softmax, seconds. */
-static const double products_rate = 3.6e12;
-static const double score_seconds = 3.3e-11;
+/* The model, for an H200: fitted to the times of 36 shapes with several tiles and numbers of parts, of which it chooses ones
+ * that take 0.7% longer than the best on average. Of a multiprocessor: products, floating-point operations a second; of a
+ * score's softmax, seconds. */
+static const double products_rate = 3.0e12;
+static const double score_seconds = 3.9e-11;
 
-/* The same of other devices, relative to that. */
+/* The same of other devices, relative to that, by their data sheets. */
 static const double speed_of_a100 = 0.62, speed_of_ada = 0.35;
 
 /* With 16 rows a warp, products take so many times as long: each fragment of keys and values serves one mma. */
-static const double cost_of_few_rows = 1.15;
+static const double cost_of_few_rows = 1.23;
 
 static const double tile_seconds =
-    0.45e-6; /* of a key tile besides, if nothing else runs on the multiprocessor */
-static const double block_seconds = 5e-6;   /* of a block besides its key tiles */
-static const double merge_seconds = 4e-6;   /* of the second launch besides its loads, */
+    0.44e-6; /* of a key tile besides, if nothing else runs on the multiprocessor */
+static const double block_seconds = 6e-6; /* of a block besides its key tiles */
+static const double second_seconds =
+    1.7e-6; /* of its second key tile, whose code is another one than the first one's */
+static const double merge_seconds = 4.1e-6; /* of the second launch besides its loads, */
 static const double loads_seconds = 0.8e-6; /* which are issued so many parts at a time; */
 enum { LOADED_PARTS = 8 };
-static const double memory_rate = 3e12; /* and bytes a second, of sums that are stored and loaded */
+static const double memory_rate = 6e12; /* and bytes a second, of sums that are stored and loaded */
 
 /* The model must be so many times as fast with split keys: it is not exact. */
 static const double least_gain = 1.1;
@@ -38,6 +42,7 @@ static const double least_gain = 1.1;
 static const double least_gain_of_sharing = 1.05;
 
 enum {
+    LEAST_ROWS = 12, /* of a sequence and key head */
     MOST_LANE_BITS = 2,
     FEW_THREADS = 32768, /* of a merge: some 250 for each multiprocessor */
     MOST_GROUP_BITS = 6,
@@ -48,14 +53,20 @@ enum {
 
 /* ---- What can be split ----------------------------------------------------------------------- */
 
-/* Few queries are refused because decode_sm80 takes them, if not before their data are known: then the workspace would have
+/* Few queries are refused where decode_sm80 takes them, if not before their data are known: then the workspace would have
  * room for these kernels, which never run them. */
+static bool has_too_few_queries(const fa_problem *p)
+{
+    const int64_t rows = p->max_q * fa_divide(p->heads_q, p->heads_kv ? p->heads_kv : 1);
+    return p->max_q <= fa_cuda_most_few(p) &&
+           (p->pass == FA_PASS_DECODE || p->max_q < 2 || rows < LEAST_ROWS);
+}
+
 static bool refuse_split(const fa_problem *p, char *why, size_t size)
 {
-    if (p->max_q <= fa_cuda_most_few(p) || p->n_k < 1 || p->batch < 1 || p->heads_q < 1 ||
-        p->d < 1 || p->d_v < 1) {
-        fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected more than %" PRId64,
-                    p->max_q, fa_cuda_most_few(p));
+    if (has_too_few_queries(p) || p->n_k < 1 || p->batch < 1 || p->heads_q < 1 || p->d < 1 ||
+        p->d_v < 1) {
+        fa_cuda_say(why, size, "q has %" PRId64 " queries a sequence: expected more", p->max_q);
         return true;
     }
     const char *option = p->batch_invariant           ? "options.flags has FA_BATCH_INVARIANT"
@@ -63,6 +74,13 @@ static bool refuse_split(const fa_problem *p, char *why, size_t size)
                                                       : NULL;
     if (option) fa_cuda_say(why, size, "%s: keys are not split", option);
     return option;
+}
+
+/* The same, and whatever the kernels cannot run. */
+static bool refuse(const fa_problem *p, char *why, size_t size)
+{
+    return fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
+           fa_cuda_sm80_refuse_sizes(p, 256, why, size) || refuse_split(p, why, size);
 }
 
 /* The variants for the problem's heads: from this one on, while they have the same head dim. NULL: there is none. */
@@ -169,14 +187,29 @@ static double seconds_of_blocks(const fa_cuda_device *device, const fa_variant *
     if (rest > 0)
         seconds +=
             average * seconds_of_tiles(device, v, fa_cuda_count_tiles(rest, sms)) + block_seconds;
-    return seconds + (most - average) * seconds_of_tiles(device, v, 1);
+    return seconds + (most - average) * seconds_of_tiles(device, v, 1) +
+           (most > 1 ? second_seconds : 0);
+}
+
+/* log2 of the lanes that share the parts of a row: some, if there are so few rows that the loads of one after the other would
+ * be most of the time. */
+static int choose_lane_bits(const fa_problem *p, int parts)
+{
+    const int64_t columns = fa_cuda_count_tiles(p->d_v, FA_SM90_MERGE_COLUMNS),
+                  rows = p->rows_q * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
+    int bits = 0;
+    while (bits < MOST_LANE_BITS && parts > LOADED_PARTS << bits &&
+           rows * columns << bits <= FEW_THREADS)
+        bits++;
+    return bits;
 }
 
 static double split_seconds(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
                             const shape *s, int64_t parts)
 {
     const double bytes = s->rows * (double)parts * ((double)p->d_v * sizeof(float) + ROW_SUM_BYTES);
-    const int64_t loads = fa_cuda_count_tiles(parts, LOADED_PARTS);
+    const int64_t loads =
+        fa_cuda_count_tiles(parts, LOADED_PARTS << choose_lane_bits(p, (int)parts));
     return seconds_of_blocks(device, v, s->tiles * parts, ceil(s->average_tiles / (double)parts),
                              (double)fa_cuda_count_tiles(s->most_tiles, parts)) +
            merge_seconds + (double)loads * loads_seconds + 2 * bytes / memory_rate;
@@ -225,7 +258,9 @@ static choice choose(const fa_problem *p, const fa_cuda_device *device)
     choice best = {NULL, 0, 0, INFINITY};
     const fa_variant *first = find_variant(p), *end = &fa_variants[FA_END_forward_sm80_split];
     for (const fa_variant *v = first; v && v < end && v->head_dim == first->head_dim; v++)
-        if (v->element == first->element) try_variant(p, device, v, &best);
+        if (v->element == first->element &&
+            fa_cuda_sm80_smem(v) + fa_cuda_static_smem(v) <= device->smem_per_block)
+            try_variant(p, device, v, &best);
     return best;
 }
 
@@ -256,19 +291,6 @@ static bool queue_split(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pl
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
-
-/* log2 of the lanes that share the parts of a row: some, if there are so few rows that the loads of one after the other would
- * be most of the time. */
-static int choose_lane_bits(const fa_problem *p, int parts)
-{
-    const int64_t columns = fa_cuda_count_tiles(p->d_v, FA_SM90_MERGE_COLUMNS),
-                  rows = p->rows_q * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
-    int bits = 0;
-    while (bits < MOST_LANE_BITS && parts > LOADED_PARTS << bits &&
-           rows * columns << bits <= FEW_THREADS)
-        bits++;
-    return bits;
-}
 
 void fa_cuda_cut_split_sm80(const fa_problem *p, int parts, int group_bits, fa_cuda_plan *plan)
 {
@@ -301,13 +323,13 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
 {
     static const int merges[] = {FA_VARIANT_forward_sm80_merge_f16,
                                  FA_VARIANT_forward_sm80_merge_bf16};
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        fa_cuda_sm80_refuse_sizes(p, 256, why, size) || refuse_split(p, why, size))
-        return false;
+    if (refuse(p, why, size)) return false;
     const choice best = choose(p, device);
     const fa_variant *v = best.variant;
     if (!v) {
-        fa_cuda_say(why, size, "sums of parts need more than %d MiB", (int)(MOST_WORKSPACE >> 20));
+        fa_cuda_say(why, size,
+                    "a block needs more shared memory, or sums of parts more than %d MiB",
+                    (int)(MOST_WORKSPACE >> 20));
         return false;
     }
     const int merge = merges[p->q.dtype != FA_FLOAT16];
@@ -326,8 +348,7 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
 static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)why, (void)size;
-    if (p->q.dtype == FA_FLOAT32 || p->d > 256 || p->d_v > 256 || refuse_split(p, NULL, 0))
-        return true;
+    if (refuse(p, NULL, 0)) return true;
     const fa_variant *v = find_variant(p); /* the tiles of forward_sm80 are as large */
     if (!v) return true;
     const int64_t room = fa_cuda_sm80_room(device, v);
@@ -338,6 +359,17 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
     const double plain =
         seconds_of_blocks(device, v, alone.tiles, alone.average_tiles, (double)alone.most_tiles);
     return plain <= least_gain * choose(p, device).seconds;
+}
+
+/* Of 12 rows on, decode_sm80 is 1.03 to 2.4 times as slow (H200, us: 5 queries of 8 sequences of 661 keys, 4 heads of 1,
+ * 26.2 and 12.6; 6 of 8 at 8,265, 16 of 4, 63 and 54; 15 of one at 6,610, 16 of 8, 45 and 23): the last block of a work tile
+ * merges its parts, alone. */
+bool fa_cuda_is_split_sm80_faster(const fa_problem *p, const fa_cuda_device *device)
+{
+    if (!fa_cuda_is_tried(&fa_cuda_forward_split_sm80, device) || p->pass != FA_PASS_FORWARD ||
+        p->max_q > fa_cuda_most_few(p) || p->cu_seqlens_q || refuse(p, NULL, 0))
+        return false;
+    return p->batch * p->heads_kv <= device->multiprocessors && !is_slower(p, device, NULL, 0);
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm80 = {

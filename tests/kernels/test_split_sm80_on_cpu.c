@@ -1,6 +1,6 @@
 /*
  * forward_sm80_split and forward_sm80_merge, run on the host (cuda_on_cpu.h): random problems from the whole option space,
- * compared with float64. The launches are those that the planner makes, but with one to six parts, or as many as the planner
+ * compared with float64. The launches are those that the planner makes, but with one to 40 parts, or as many as the planner
  * chooses, and query tiles of any number of heads that a group allows. Problems whose keys are not split are left out.
  *
  * Each call runs twice, with different orders of the threads and numbers of blocks. The bits must be the same.
@@ -98,7 +98,9 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     const int64_t group = p->heads_q / p->heads_kv;
     int bits = number % 2 ? 3 : (int)(number / 2 % 4);
     while (group % (1 << bits) != 0) bits--;
-    if (number % 7 > 0) fa_cuda_cut_split_sm80(p, (int)(number % 7), bits, plan);
+    static const int parts[] = {0, 1, 2, 3, 4, 6, 20, 40}; /* 0: as chosen */
+    const int chosen = parts[number % 8];
+    if (chosen > 0) fa_cuda_cut_split_sm80(p, chosen, bits, plan);
     return true;
 }
 
@@ -169,7 +171,7 @@ static void test_nan(int64_t seen_from)
     ref_forward(&a.in, &want, &lse_of);
     ref_store(&a.in.k, 0, seen_from + s.n_k - s.n_q, 0, 7, NAN);
     const random_call call = forward_call(&a);
-    check_attends(attend, 4, &call);
+    check_attends(attend, 5, &call);
     for (int64_t h = 0; h < 2; h++)
         for (int64_t i = 0; i < s.n_q; i++) {
             const bool is_nan = h == 0 && i >= seen_from;
@@ -234,8 +236,8 @@ int main(int argc, char **argv)
     const int done = run_problems(settings, &number, begin, wanted);
     static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
     for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
-    for (int64_t i = 0; i < 4; i++) /* as many parts as the planner chooses, and 2, 4 and 6 */
-        test_wild_pages(attend, &(int64_t){9 * i}, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, false);
+    for (int64_t i = 0; i < 4; i++) /* as many parts as the planner chooses, 2, 4 and 20 */
+        test_wild_pages(attend, &(int64_t){10 * i}, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, false);
     if (argc == 1) sample_end(kernels, runs);
     int more_parts = 0;
     for (int i = 2; i <= FA_SM80_MOST_PARTS; i++) more_parts += with_parts[i];
