@@ -69,6 +69,10 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % (8 * VALUE_T
               "whole fragments");
 static_assert(KEYS % 32 == 0, "a block of dropout bits covers 32 keys");
 
+/* With one stage: whether a block's first values are copied with their keys, not while these are used. Parts are short, so
+ * this latency counts. With 32 rows a warp it would cost registers. */
+#define FIRST_TOGETHER (SPLIT_KEYS && STAGES == 1 && M_TILES == 1)
+
 /* For score_fragments.cuh. */
 #define FRAGMENT_KEYS OWN_KEYS
 

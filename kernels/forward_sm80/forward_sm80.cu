@@ -81,8 +81,7 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
     const fa_next_tile c = find_next_tile(b, at, n);
     fa_key_tiles *w = &b->now.keys;
     bool here = false;
-    /* The block's first values are copied with their keys: parts are short, so this latency counts. */
-    const bool with_keys = SPLIT_KEYS && !b->loading;
+    const bool with_keys = FIRST_TOGETHER && !b->loading;
 #if TF32 && !THREE_PRODUCTS
     if (n == 0) {
         wait_for_copies(); /* this thread's own copies */
@@ -96,7 +95,7 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
         issue_keys(p, c.work, &c.at, c.n, path);
         issue_values(p, c.work, &c.at, c.n, path);
     } else if (with_keys ? n != 0 : n >= 0)
-        issue_values(p, &b->now, at, SPLIT_KEYS && n < 0 ? 0 : n, path);
+        issue_values(p, &b->now, at, FIRST_TOGETHER && n < 0 ? 0 : n, path);
     if (n >= 0) here = multiply_tile(p, &b->now.tile, w, at, n, q, logit_scale, s);
     if (STAGES == 1) {
         if (n >= 0) sync_block(w, at, n, searched);
@@ -248,7 +247,7 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
 #endif
     fa_queries q;
     if (!b->loading) issue_queries(p, t, at->q);
-    fa_path path = find_path(p, w, at, SPLIT_KEYS && STAGES == 1 ? b->loading : 1, STAGES - 1);
+    fa_path path = find_path(p, w, at, FIRST_TOGETHER ? b->loading : 1, STAGES - 1);
     if (PLAIN_LOOP) hold_path(&path);
     const int tiles = w->tiles;
 #if SPLIT_KEYS
