@@ -14,7 +14,6 @@
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
-#include "cuda/plan_split_sm80.h"
 
 /* Positions and rows, plus a tile, are counted in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
@@ -923,8 +922,10 @@ bool fa_cuda_is_decode_sm90_slower(const fa_problem *p, const fa_cuda_device *de
 
 static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
-    return fa_cuda_is_decode_slower(p, device, why, size) ||
-           fa_cuda_is_split_sm80_faster(p, device);
+    const fa_cuda_family *const split = &fa_cuda_forward_split_sm80;
+    if (fa_cuda_is_decode_slower(p, device, why, size)) return true;
+    return p->pass == FA_PASS_FORWARD && !p->cu_seqlens_q && fa_cuda_is_tried(split, device) &&
+           !split->slower(p, device, NULL, 0);
 }
 
 static bool plan_decode(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,

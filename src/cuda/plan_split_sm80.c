@@ -344,11 +344,20 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
     return true;
 }
 
-/* Whether forward_sm80 is faster. Most problems have so many query tiles that the model is not needed. */
+/* Whether decode_sm80 runs few queries as fast. From 12 rows on it is 1.03 to 2.4 times as slow with few sequences (H200, us:
+ * 5 queries of 8 sequences of 661 keys, 4 heads of 1, 26.2 and 12.6; 6 of 8 at 8,265, 16 of 4, 63 and 54; 15 of one at
+ * 6,610, 16 of 8, 45 and 23): the last block of a work tile merges its parts, alone. */
+static bool is_for_decode(const fa_problem *p, const fa_cuda_device *device)
+{
+    return p->max_q <= fa_cuda_most_few(p) &&
+           (p->cu_seqlens_q || p->batch * p->heads_kv > device->multiprocessors);
+}
+
+/* Whether forward_sm80 or decode_sm80 is faster. Most problems have so many query tiles that the model is not needed. */
 static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)why, (void)size;
-    if (refuse(p, NULL, 0)) return true;
+    if (refuse(p, NULL, 0) || is_for_decode(p, device)) return true;
     const fa_variant *v = find_variant(p); /* the tiles of forward_sm80 are as large */
     if (!v) return true;
     const int64_t room = fa_cuda_sm80_room(device, v);
@@ -359,17 +368,6 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
     const double plain =
         seconds_of_blocks(device, v, alone.tiles, alone.average_tiles, (double)alone.most_tiles);
     return plain <= least_gain * choose(p, device).seconds;
-}
-
-/* Of 12 rows on, decode_sm80 is 1.03 to 2.4 times as slow (H200, us: 5 queries of 8 sequences of 661 keys, 4 heads of 1,
- * 26.2 and 12.6; 6 of 8 at 8,265, 16 of 4, 63 and 54; 15 of one at 6,610, 16 of 8, 45 and 23): the last block of a work tile
- * merges its parts, alone. */
-bool fa_cuda_is_split_sm80_faster(const fa_problem *p, const fa_cuda_device *device)
-{
-    if (!fa_cuda_is_tried(&fa_cuda_forward_split_sm80, device) || p->pass != FA_PASS_FORWARD ||
-        p->max_q > fa_cuda_most_few(p) || p->cu_seqlens_q || refuse(p, NULL, 0))
-        return false;
-    return p->batch * p->heads_kv <= device->multiprocessors && !is_slower(p, device, NULL, 0);
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm80 = {

@@ -8,9 +8,6 @@
 #include "../../kernels/forward_sm80/split.h"
 #include "cuda/plan.h"
 
-/* Whether it runs few queries faster than decode_sm80. */
-bool fa_cuda_is_split_sm80_faster(const fa_problem *problem, const fa_cuda_device *device);
-
 /* Of both launches. */
 void fa_cuda_set_split_sm80_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                    fa_sm80_split_params *params);
