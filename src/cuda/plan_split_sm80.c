@@ -25,6 +25,10 @@ static const double speed_of_a100 = 0.62, speed_of_ada = 0.35;
 /* With 16 rows a warp, products take so many times as long: each fragment of keys and values serves one mma. */
 static const double cost_of_few_rows = 1.23;
 
+/* With key tiles of 32 keys also so many times: 147 queries of 64 heads for 8 at 32,105, head dim 256, 1,195 us, with 64 keys
+ * and 128 rows 1,052. */
+static const double cost_of_short_tiles = 1.1;
+
 static const double tile_seconds =
     0.44e-6; /* of a key tile besides, if nothing else runs on the multiprocessor */
 static const double block_seconds = 6e-6; /* of a block besides its key tiles */
@@ -171,7 +175,8 @@ static double speed_of(const fa_cuda_device *device)
 static double seconds_of_tiles(const fa_cuda_device *device, const fa_variant *v, int64_t blocks)
 {
     const double scores = (double)fa_cuda_sm80_queries(v) * v->keys;
-    const double cost = v->group_rows == 16 ? cost_of_few_rows : 1.0;
+    const double cost =
+        (v->group_rows == 16 ? cost_of_few_rows : 1.0) * (v->keys < 64 ? cost_of_short_tiles : 1.0);
     const double work = (cost * 4 * scores * v->head_dim / products_rate + scores * score_seconds) /
                         speed_of(device);
     return fmax((double)blocks * work, work + tile_seconds);
