@@ -23,7 +23,7 @@ typedef struct work_tile {
     int32_t queries, rows; /* its rows of queries; its rows of the outputs, which are stored */
     char *out; /* the first row of its outputs; of a part: of its sums in the workspace, float32 */
 #if SPLIT
-    int32_t group_bits; /* its rows are those of 2^group_bits heads for each query (split.h) */
+    fa_sm90_box box; /* what a consumer's rows are */
     /* Of a part's first row: its base and its sum of weights. NULL: all keys are in one part. */
     fa_sm90_row_sum *sums;
 #endif
@@ -47,15 +47,51 @@ FA_DEVICE int32_t saturate(int64_t x) { return fa_sm90_saturate(x); }
 
 FA_DEVICE int clamp(int x, int upper) { return max(0, min(x, upper)); }
 
-/* The rows of so many queries; the query and the head of a row, counted from the work tile's first ones. */
+/*
+ * The rows of so many queries, at most those of a work tile; the query and the head of a row, counted from the work tile's first
+ * ones; and where a consumer's rows end, behind which there may be some that are left over. Those have the last query and the last
+ * head of their consumer.
+ */
 #if SPLIT
-FA_DEVICE int rows_of(const work_tile *w, int queries) { return queries << w->group_bits; }
-FA_DEVICE int query_of(const work_tile *w, int row) { return row >> w->group_bits; }
-FA_DEVICE int head_of(const work_tile *w, int row) { return row & ((1 << w->group_bits) - 1); }
+
+FA_DEVICE int rows_of(const work_tile *w, int queries)
+{
+    int rows = 0;
+#pragma unroll
+    for (int c = 0; c < CONSUMERS; c++) {
+        const int own = queries - c * w->box.queries;
+        if (own > 0) rows = c * ROWS + (own < w->box.queries ? own * w->box.heads : ROWS);
+    }
+    return rows;
+}
+
+FA_DEVICE int query_in_box(const work_tile *w, int row)
+{
+    return min(fa_sm90_query_in_box(w->box, row % ROWS), w->box.queries - 1);
+}
+
+FA_DEVICE int query_of(const work_tile *w, int row)
+{
+    return row / ROWS * w->box.queries + query_in_box(w, row);
+}
+
+FA_DEVICE int head_of(const work_tile *w, int row)
+{
+    return min(row % ROWS - query_in_box(w, row) * w->box.heads, w->box.heads - 1);
+}
+
+FA_DEVICE int end_of_rows(const work_tile *w, int consumer)
+{
+    return min(w->rows, consumer * ROWS + w->box.queries * w->box.heads);
+}
+
 #else
-FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, queries; }
+
+FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, max(0, min(queries, QUERIES)); }
 FA_DEVICE int query_of(const work_tile *w, int row) { return (void)w, row; }
 FA_DEVICE int head_of(const work_tile *w, int row) { return (void)w, (void)row, 0; }
+FA_DEVICE int end_of_rows(const work_tile *w, int consumer) { return (void)consumer, w->rows; }
+
 #endif
 
 /* The keys [lo, hi) that a query may see, counted from the work tile's first key. */
@@ -101,19 +137,21 @@ FA_DEVICE void take_part(int first, int end, work_tile *w)
 #endif
 
 /* A query tile, as by fa_find_tile, if all sequences have the same lengths: without divisions and in 32 bits, because a
- * block's first load waits for it. heads: of a batch item, or groups of 2^group_bits heads that share query tiles. */
+ * block's first load waits for it. heads: of a batch item, or groups of `group` heads that share query tiles, which have
+ * so many queries. */
 FA_DEVICE fa_tile find_tile_of_number(const fa_attention_params *p, const fa_sm90_params *s,
-                                      int64_t number, uint32_t heads, int group_bits)
+                                      int64_t number, uint32_t heads, uint32_t group,
+                                      uint32_t queries)
 {
     fa_tile t;
     const uint32_t tiles = (uint32_t)p->tiles;
     const uint32_t outer = (uint32_t)fa_divide_by(number, s->by_tiles);
     const uint32_t batch = (uint32_t)fa_divide_by(outer, s->by_heads),
-                   head = (outer - batch * heads) << group_bits;
+                   head = (outer - batch * heads) * group;
     t.batch = t.block_q = t.block_k = batch;
     t.head = head;
     t.head_kv = fa_divide_by(head, s->by_group);
-    t.first = (tiles - 1 - ((uint32_t)number - outer * tiles)) * ((uint32_t)QUERIES >> group_bits);
+    t.first = (tiles - 1 - ((uint32_t)number - outer * tiles)) * queries;
     t.start_q = t.start_k = 0;
     t.n_q = t.room_q = p->rows_q;
     t.n_k = p->max_k;
@@ -125,7 +163,7 @@ FA_DEVICE fa_tile find_query_tile(const fa_attention_params *p, const fa_sm90_pa
                                   int64_t number)
 {
     if (!s->uniform) return fa_find_tile(p, number, QUERIES);
-    return find_tile_of_number(p, s, number, (uint32_t)p->heads_q, 0);
+    return find_tile_of_number(p, s, number, (uint32_t)p->heads_q, 1, QUERIES);
 }
 
 FA_DEVICE fa_sm90_reach find_reach(const fa_attention_params *p, const fa_sm90_params *s,
@@ -140,7 +178,7 @@ FA_DEVICE void find_key_tiles(fa_sm90_reach reach, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
     const int first = (int)t->first;
-    w->queries = max(0, min(rows_of(w, (int)t->n_q - first), QUERIES));
+    w->queries = rows_of(w, (int)t->n_q - first);
     w->n_k = (int32_t)t->n_k;
     w->hi = reach.hi >= UNBOUNDED ? UNBOUNDED : min(reach.hi + first, UNBOUNDED);
     w->lo = reach.lo <= -UNBOUNDED ? -UNBOUNDED : min(reach.lo + first, UNBOUNDED);
@@ -204,10 +242,12 @@ FA_DEVICE bool describe_whole_tile(const fa_attention_params *p, const fa_sm90_p
                                    int64_t task, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
-    const int bits = s->split.group_bits;
-    w->query_tile = find_tile_of_number(p, s, task, (uint32_t)p->heads_q >> bits, bits);
-    w->group_bits = bits;
-    w->rows = min(rows_of(w, (int)(t->room_q - t->first)), QUERIES);
+    const fa_sm90_group *group = &s->split.group;
+    const uint32_t heads = (uint32_t)fa_divide_by(p->heads_q, group->by_heads);
+    w->query_tile = find_tile_of_number(p, s, task, heads, (uint32_t)group->heads,
+                                        (uint32_t)group->tile_queries);
+    w->box = group->box;
+    w->rows = rows_of(w, (int)(t->room_q - t->first));
     w->out = fa_view_row(&p->out, t->block_q, t->first, t->head);
     w->sums = NULL;
     find_key_tiles(s->reach, w);
@@ -227,7 +267,7 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
     const int64_t row = task * QUERIES;
     w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
-    w->group_bits = 0;
+    w->box = s->split.group.box;
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = (char *)(s->split.out + row * VALUE_DIM);

@@ -47,7 +47,6 @@ static const double average_share = 0.7;
 enum {
     NARROW = 64,         /* the largest head dim that has the lower rate */
     QUERY_BOX = 64,      /* rows of a consumer */
-    MOST_GROUP_BITS = 6, /* log2 of them */
     LEAST_KEYS = 1024,   /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,            /* with more, the last one can hardly be a tenth of the time */
@@ -91,7 +90,7 @@ typedef struct shape {
     int64_t heads, tiles;                  /* groups of heads, if these share query tiles */
     int64_t rows_q, n_k, reach, most_keys; /* of a query tile, counted from its first key */
     int queries, keys;                     /* of a tile */
-    int rows, group_bits;                  /* of a query tile; log2 of heads that share it */
+    int rows, group;                       /* of a query tile; heads that share it */
     double tile_seconds;
 } shape;
 
@@ -133,6 +132,7 @@ static shape find_shape(const fa_problem *p, const fa_variant *v)
                .queries = FA_SM90_QUERIES(v->consumers),
                .rows = FA_SM90_QUERIES(v->consumers),
                .keys = v->keys,
+               .group = 1,
                .tile_seconds = find_tile_seconds(v)};
     const int64_t diagonal =
         clamp(p->diagonal_given ? p->diagonal : p->n_k - p->rows_q, -unbounded, unbounded);
@@ -191,7 +191,8 @@ static fa_sm90_split cut_keys(const shape *s, int64_t part_tiles)
                            .heads = (int32_t)s->heads,
                            .tiles = (int32_t)s->tiles,
                            .queries = s->rows,
-                           .value_dim = s->variant->value_dim};
+                           .value_dim = s->variant->value_dim,
+                           .group = fa_sm90_group_of(1, s->variant->consumers)};
     for (int32_t part = 0; part < split.parts; part++) {
         const int64_t first = part == 0 ? 0 : first_tile_beyond(s, part * part_tiles * s->keys);
         split.first_tile[part] = (int32_t)first;
@@ -351,22 +352,12 @@ static choice choose_length(const shape *s, const fa_cuda_device *device)
 
 /* ---- Sections -------------------------------------------------------------------------------- */
 
-/* How many query heads of a group share query tiles: the largest power of two that divides their number. Each head's rows
- * are at the same distance from the one before it. */
-static int choose_group_bits(const fa_problem *p)
+static shape share_tiles(shape s, int group)
 {
-    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
-    int bits = 0;
-    if (group > 1 && fa_cuda_is_broadcast(&p->q, 2)) return 0;
-    while (bits < MOST_GROUP_BITS && group >> bits > 1 && (group >> bits) % 2 == 0) bits++;
-    return bits;
-}
-
-static shape share_tiles(shape s, int group_bits)
-{
-    s.group_bits = group_bits;
-    s.heads >>= group_bits;
-    s.queries >>= group_bits;
+    const fa_sm90_group g = fa_sm90_group_of(group, s.variant->consumers);
+    s.group = group;
+    s.heads /= group;
+    s.queries = g.tile_queries;
     s.tiles = fa_cuda_count_tiles(s.rows_q, s.queries);
     return s;
 }
@@ -386,21 +377,37 @@ static int64_t count_work_tiles(const fa_problem *p, const shape *s)
     const int64_t each = fa_cuda_count_tiles(p->max_q, s->queries);
     if (!p->cu_seqlens_q) return each * s->heads;
     const int64_t packed = p->rows_q / s->queries + p->batch;
-    return (p->heads_q >> s->group_bits) * (each <= packed / p->batch ? each * p->batch : packed);
+    return p->heads_q / s->group * (each <= packed / p->batch ? each * p->batch : packed);
 }
 
-/* The same, with heads that share query tiles where that leaves clearly fewer of them. Full tiles of several heads are 2 to 4%
- * slower than those of one (H200, 16 heads of 4, chunks of 2,048, 512 and 256 at 8k, 4k and 2k: 227 us, 232). */
+/* The same, with query heads of a group that share query tiles: as many as leave the fewest work tiles, of equal ones the most.
+ * Each head's rows are at the same distance from the one before it. */
+static shape share_most_tiles(const fa_problem *p, const shape *alone)
+{
+    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
+    shape best = *alone;
+    if (group > 1 && fa_cuda_is_broadcast(&p->q, 2)) return best;
+    for (int heads = 2; heads <= group && heads <= FA_SM90_BOX_ROWS; heads++) {
+        if (group % heads) continue;
+        const shape s = share_tiles(*alone, heads);
+        if (count_work_tiles(p, &s) <= count_work_tiles(p, &best)) best = s;
+    }
+    return best;
+}
+
+/* The same where that leaves clearly fewer work tiles. Full tiles of several heads are 2 to 4% slower than those of one (H200, 16
+ * heads of 4, chunks of 2,048, 512 and 256 at 8k, 4k and 2k: 227 us, 232). */
 static shape find_longest(const fa_problem *p, const fa_variant *v)
 {
-    const shape alone = find_longest_alone(p, v), shared = share_tiles(alone, choose_group_bits(p));
+    const shape alone = find_longest_alone(p, v), shared = share_most_tiles(p, &alone);
     return 10 * count_work_tiles(p, &shared) <= 8 * count_work_tiles(p, &alone) ? shared : alone;
 }
 
 /* Whole query tiles that heads share, without lengths on the device. */
 static shape find_whole_tiles(const fa_problem *p, const fa_variant *v)
 {
-    return share_tiles(find_shape(p, v), choose_group_bits(p));
+    const shape alone = find_shape(p, v);
+    return share_most_tiles(p, &alone);
 }
 
 /* What the multiprocessors have to do. */
@@ -451,7 +458,7 @@ static bool is_line_too_long(const fa_problem *p, const shape *s, const fa_sm90_
     const int64_t keys = (p->cu_seqlens_k ? p->rows_k : p->n_k) + split->tile_cost;
     const double tiles = (double)p->rows_q / s->queries + 1;
     const double all = p->cu_seqlens_q ? tiles + (double)p->batch + 2 : tiles * (double)p->batch;
-    return all * (double)(p->heads_q >> s->group_bits) * (double)keys >= FA_SM90_LINE;
+    return all * (double)p->heads_q / s->group * (double)keys >= FA_SM90_LINE;
 }
 
 /* So many keys of all sequences together may stay in the L2 cache. */
@@ -477,12 +484,12 @@ static int64_t count_slices(int64_t sections, int64_t in_step)
 /* few, sections: at most. */
 static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t few, int64_t sections)
 {
-    const int64_t heads = p->heads_q >> s->group_bits, in_step = count_in_step(heads, few);
+    const int64_t heads = p->heads_q / s->group, in_step = count_in_step(heads, few);
     const double cost = task_seconds / s->tile_seconds * s->keys;
     return (fa_sm90_split){.parts = FA_SM90_SECTION_PARTS,
                            .queries = s->rows,
                            .value_dim = s->variant->value_dim,
-                           .group_bits = s->group_bits,
+                           .group = fa_sm90_group_of(s->group, s->variant->consumers),
                            .in_step = (int32_t)in_step,
                            .line_heads = (int32_t)(heads / in_step),
                            .slices = (int32_t)(sections / in_step),
@@ -510,7 +517,7 @@ static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t bl
 {
     if (fa_cuda_has_own_lengths(p)) return INFINITY;
     const shape s = find_whole_tiles(p, v), alone = find_shape(p, v);
-    if (s.group_bits == 0 || s.tiles > INT32_MAX / s.heads) return INFINITY;
+    if (s.group == 1 || s.tiles > INT32_MAX / s.heads) return INFINITY;
     if (10 * s.tiles * s.heads > 9 * alone.tiles * alone.heads) return INFINITY;
     return average_seconds(&s, blocks);
 }
@@ -522,7 +529,7 @@ static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t b
 {
     const shape s = find_longest(p, v);
     const fa_sm90_split split = cut_line(p, &s, 1, 1);
-    if (s.group_bits == 0 || is_line_too_long(p, &s, &split)) return INFINITY;
+    if (s.group == 1 || is_line_too_long(p, &s, &split)) return INFINITY;
     const work w = find_work(p, &s);
     const double described = (double)w.tiles / (double)blocks * described_seconds;
     return sections_seconds(p, &s, &w, blocks) + described;
@@ -581,7 +588,7 @@ bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
     const shape s = find_longest(p, v), alone = find_longest_alone(p, v);
     const int64_t blocks = device->multiprocessors, tiles = count_work_tiles(p, &s);
     if (s.n_k < LEAST_KEYS || tiles > most_rounds_of_sections(p) * blocks) return false;
-    if (p->cu_seqlens_q && p->batch > 1 && s.group_bits > 0) {
+    if (p->cu_seqlens_q && p->batch > 1 && s.group > 1) {
         if (has_few_work_tiles(tiles, blocks) && !seems_mostly_few(p)) return true;
         if (many != p) return false;
     }
@@ -621,7 +628,7 @@ bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l
                     : params->split.parts == 0 ? l->tasks
                                                : params->split.first_task[params->split.parts];
     if (params->split.parts == 0) /* query tiles are numbered by groups of heads */
-        params->by_heads = fa_reciprocal_of(p->heads_q >> params->split.group_bits);
+        params->by_heads = fa_reciprocal_of(p->heads_q / params->split.group.heads);
     params->balanced_heads = params->alternating_heads = 0;
     return true;
 }
@@ -672,7 +679,7 @@ void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *devic
     fa_cuda_plan_launch *l = &plan->launches[0], *merge = l + 1;
     const shape s = find_longest(p, &fa_variants[l->variant]);
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
-                       1 << s.group_bits, QUERY_BOX);
+                       s.group, QUERY_BOX);
     const fa_sm90_split split = cut_line(p, &s, few, sections);
     merge->grid = fa_cuda_grid((int64_t)split.sections * FA_SM90_MERGE_SHARES);
     set_split(split, split.sections, device->multiprocessors,
@@ -686,10 +693,10 @@ static void set_whole_tiles(const fa_problem *p, const fa_cuda_device *device, f
     const shape s = find_whole_tiles(p, v);
     const int64_t tasks = s.tiles * s.heads;
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
-                       1 << s.group_bits, QUERY_BOX);
+                       s.group, QUERY_BOX);
     fa_cuda_set_tasks(l, s.tiles, tasks);
     l->sm90.split = (fa_sm90_split){
-        .parts = 0, .queries = s.rows, .value_dim = v->value_dim, .group_bits = s.group_bits};
+        .parts = 0, .queries = s.rows, .value_dim = v->value_dim, .group = fa_sm90_group_of(s.group, v->consumers)};
     l->grid = (uint32_t)(tasks < device->multiprocessors ? tasks : device->multiprocessors);
 }
 

@@ -261,7 +261,8 @@ static void test_sections(void)
     static const int32_t tile_keys[] = {80, 96, 128};
     uint64_t state = 1;
     for (int i = 0; i < 2000; i++) {
-        const int32_t bits = 5 + (int32_t)draw(&state, 3), q = 1 << bits,
+        const fa_sm90_group group = fa_sm90_group_of((int32_t)draw(&state, 8) + 1, 2);
+        const int32_t q = group.tile_queries,
                       k = tile_keys[draw(&state, 3)], slices = (int32_t)draw(&state, 60) + 1;
         const fa_sm90_split split = {.queries = q,
                                      .slices = slices,
@@ -277,7 +278,7 @@ static void test_sections(void)
         for (int n = 0; n < 4; n++) {
             lines[n] = draw_line(&state);
             for (int32_t t = 0; t <= lines[n].tiles; t++) {
-                const int32_t own = fa_sm90_length_of_tiles(&lines[n], bits, split.tile_cost, t),
+                const int32_t own = fa_sm90_length_of_tiles(&lines[n], &group, split.tile_cost, t),
                               want = count_length(&lines[n], q, split.tile_cost, t);
                 CHECK(own == want, "%d tiles: %d, expected %d", (int)t, (int)own, (int)want);
             }
@@ -302,9 +303,9 @@ static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
     const fa_sm90_split *split = &l->sm90.split;
-    const int64_t sections = split->sections, queries = split->queries >> split->group_bits;
+    const int64_t sections = split->sections, queries = split->group.tile_queries;
     const int blocks = devices[H200].multiprocessors;
-    const int64_t heads = p->heads_q >> split->group_bits, in_step = split->in_step;
+    const int64_t heads = p->heads_q / split->group.heads, in_step = split->in_step;
     const int64_t padded = (p->max_q + queries - 1) / queries * p->batch,
                   packed = p->rows_q / queries + p->batch;
     const int64_t readers = (padded < packed ? padded : packed) * heads / (p->heads_kv * p->batch);
@@ -439,7 +440,7 @@ static void test_whole_tiles(void)
         if (cases[i].tiles == 0) continue;
         const int64_t tasks = cases[i].tiles * cases[i].batch * cases[i].heads_kv;
         CHECK(plan.count == 1 && plan.workspace_bytes == 0 && l->sm90.split.parts == 0 &&
-                  1 << l->sm90.split.group_bits == p.heads_q / p.heads_kv,
+                  l->sm90.split.group.heads == p.heads_q / p.heads_kv,
               "case %d", (int)i);
         CHECK(l->tiles == cases[i].tiles && l->tasks == tasks && l->grid == 132, "%d tasks",
               (int)l->tasks);
