@@ -317,7 +317,7 @@ static void test_groups(void)
         ref_array want, lse;
         const int64_t group = sizes[n / 2], queries = 1 + (40 + 97 * n) / group;
         const shape s = {2, 2 * group, 2, queries, 300, 64, 64};
-        int32_t keys[2] = {260, 300};
+        static int32_t keys[2] = {260, 300};
         make_aligned(&a, (uint64_t)n, s, n % 2 ? FA_FLOAT16 : FA_BFLOAT16);
         a.in.options.flags = n % 3 ? FA_CAUSAL : 0;
         if (n % 2) a.in.options.seqlens_k = keys;
