@@ -66,9 +66,10 @@ FA_DEVICE row_columns locate_row(const fa_attention_params *p, const fa_sm90_spl
 {
     const fa_sm90_box box = split->group.box;
     const int row = i % FA_SM90_BOX_ROWS, own = fa_sm90_query_in_box(box, row),
-              head = row - own * box.heads, query = i / FA_SM90_BOX_ROWS * box.queries + own;
+              head = row - own * fa_sm90_box_heads(box),
+              query = i / FA_SM90_BOX_ROWS * fa_sm90_box_queries(box) + own;
     row_columns at;
-    at.exists = own < box.queries;
+    at.exists = own < fa_sm90_box_queries(box);
     at.second = cut->second;
     at.column = column;
     at.batch = cut->block;

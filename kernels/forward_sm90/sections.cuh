@@ -161,18 +161,16 @@ FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_par
                                  sequence_lines *lines)
 {
     const int sequences = count_sequences(p);
-    int length = 0, keys = 0, most_keys = 0;
+    int length = 0, most_keys = 0;
     for (int first = 0; first < sequences; first += 32) {
         load_lines(p, s, first, lines);
         length = add_lengths(length, __shfl_sync(0xffffffff, lines->end, 31));
-        keys += lines->own.line.tiles > 0 ? lines->own.n_k : 0;
         most_keys = max(most_keys, lines->own.line.keys);
     }
     if (length == FA_SM90_LINE)
         length = 0; /* nothing is done, so that nothing outside is written */
-    keys = (int)__reduce_add_sync(0xffffffff, (uint32_t)keys);
     most_keys = (int)__reduce_max_sync(0xffffffff, (uint32_t)most_keys);
-    const line_cut cut = {length, fa_sm90_section_length(&s->split, length, keys, most_keys, KEYS)};
+    const line_cut cut = {length, fa_sm90_section_length(&s->split, length, most_keys, KEYS)};
     return cut;
 }
 

@@ -63,16 +63,22 @@ enum {
 #define FA_SM90_MERGE_ROWS(value_dim)                                                              \
     (FA_SM90_MERGE_THREADS / (((value_dim) + FA_SM90_MERGE_COLUMNS - 1) / FA_SM90_MERGE_COLUMNS))
 
-/* The rows of a consumer, if query heads share query tiles: how many heads, and queries of each. Row r is query r * factor / 2^12,
- * which is exact for so few rows. */
-typedef struct fa_sm90_box {
-    uint8_t heads, queries;
-    uint16_t factor;
-} fa_sm90_box;
+/* The rows of a consumer, if query heads share query tiles: how many heads, how many queries of each, and a factor: row r is query
+ * r * factor / 2^12, which is exact for so few rows. In one number, because the scheduler reads them often from shared memory. */
+typedef uint32_t fa_sm90_box;
+
+FA_SHARED_FUNCTION fa_sm90_box fa_sm90_box_of(int32_t heads)
+{
+    const uint32_t n = (uint32_t)heads, factor = ((1u << 12) + n - 1) / n;
+    return factor << 16 | (FA_SM90_BOX_ROWS / n) << 8 | n;
+}
+
+FA_SHARED_FUNCTION int32_t fa_sm90_box_heads(fa_sm90_box box) { return (int32_t)(box & 255); }
+FA_SHARED_FUNCTION int32_t fa_sm90_box_queries(fa_sm90_box box) { return (int32_t)(box >> 8 & 255); }
 
 FA_SHARED_FUNCTION int32_t fa_sm90_query_in_box(fa_sm90_box box, int32_t row)
 {
-    return row * box.factor >> 12;
+    return row * (int32_t)(box >> 16) >> 12;
 }
 
 /* Query heads that share query tiles. One head: as many queries as rows. */
@@ -87,10 +93,8 @@ FA_SHARED_FUNCTION fa_sm90_group fa_sm90_group_of(int32_t heads, int32_t consume
 {
     fa_sm90_group g;
     g.heads = heads;
-    g.box.heads = (uint8_t)heads;
-    g.box.queries = (uint8_t)(FA_SM90_BOX_ROWS / heads);
-    g.box.factor = (uint16_t)(((1 << 12) + heads - 1) / heads);
-    g.tile_queries = consumers * g.box.queries;
+    g.box = fa_sm90_box_of(heads);
+    g.tile_queries = consumers * fa_sm90_box_queries(g.box);
     g.by_heads = fa_reciprocal_of(heads);
     g.by_tile_queries = fa_reciprocal_of(g.tile_queries);
     return g;
@@ -130,10 +134,7 @@ typedef struct fa_sm90_split {
     int32_t sections, tile_cost; /* the cost in keys */
     int32_t in_step, line_heads,
         slices; /* lines; heads of a line, or groups of them; sections of a line */
-    /* Only so many sections of a line are used if all sequences together have at most so many keys: they stay in the L2 cache, and
-     * fewer query tiles are cut. */
-    int32_t few_slices, few_keys;
-    fa_reciprocal by_step, by_slices, by_few_slices; /* a block's first load waits for divisions */
+    fa_reciprocal by_step, by_slices; /* a block's first load waits for divisions */
     int32_t least;     /* key tiles of a section; of a part half of it, rounded up */
     fa_sm90_cut *cuts; /* of each section */
 } fa_sm90_split;
@@ -212,16 +213,11 @@ FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line,
 }
 
 /* The length of sections: so that there are no more of them, that a tile with the most keys has at most
- * FA_SM90_SECTION_PARTS parts, and that they are not shorter than they may be. all_keys: of all sequences; tile_keys: of a key
- * tile. */
+ * FA_SM90_SECTION_PARTS parts, and that they are not shorter than they may be. tile_keys: of a key tile. */
 FA_SHARED_FUNCTION int32_t fa_sm90_section_length(const fa_sm90_split *split, int32_t length,
-                                                  int32_t all_keys, int32_t most_keys,
-                                                  int32_t tile_keys)
+                                                  int32_t most_keys, int32_t tile_keys)
 {
-    const bool many = all_keys > split->few_keys;
-    const int32_t sections = many ? split->slices : split->few_slices;
-    const int32_t each = (int32_t)fa_divide_by(length + sections - 1,
-                                               many ? split->by_slices : split->by_few_slices),
+    const int32_t each = (int32_t)fa_divide_by(length + split->slices - 1, split->by_slices),
                   least = split->least * tile_keys,
                   longest = most_keys / (FA_SM90_SECTION_PARTS - 3) + 1,
                   more = least > longest ? least : longest;

@@ -56,33 +56,38 @@ FA_DEVICE int clamp(int x, int upper) { return max(0, min(x, upper)); }
 
 FA_DEVICE int rows_of(const work_tile *w, int queries)
 {
+    const int most = fa_sm90_box_queries(w->box);
     int rows = 0;
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) {
-        const int own = queries - c * w->box.queries;
-        if (own > 0) rows = c * ROWS + (own < w->box.queries ? own * w->box.heads : ROWS);
+        const int own = queries - c * most;
+        if (own > 0) rows = c * ROWS + (own < most ? own * fa_sm90_box_heads(w->box) : ROWS);
     }
     return rows;
 }
 
-FA_DEVICE int query_in_box(const work_tile *w, int row)
+FA_DEVICE int query_in_box(fa_sm90_box box, int row)
 {
-    return min(fa_sm90_query_in_box(w->box, row % ROWS), w->box.queries - 1);
+    return min(fa_sm90_query_in_box(box, row % ROWS), fa_sm90_box_queries(box) - 1);
 }
 
 FA_DEVICE int query_of(const work_tile *w, int row)
 {
-    return row / ROWS * w->box.queries + query_in_box(w, row);
+    const fa_sm90_box box = w->box;
+    return row / ROWS * fa_sm90_box_queries(box) + query_in_box(box, row);
 }
 
 FA_DEVICE int head_of(const work_tile *w, int row)
 {
-    return min(row % ROWS - query_in_box(w, row) * w->box.heads, w->box.heads - 1);
+    const fa_sm90_box box = w->box;
+    const int heads = fa_sm90_box_heads(box);
+    return min(row % ROWS - query_in_box(box, row) * heads, heads - 1);
 }
 
 FA_DEVICE int end_of_rows(const work_tile *w, int consumer)
 {
-    return min(w->rows, consumer * ROWS + w->box.queries * w->box.heads);
+    const fa_sm90_box box = w->box;
+    return min(w->rows, consumer * ROWS + fa_sm90_box_queries(box) * fa_sm90_box_heads(box));
 }
 
 #else

@@ -267,12 +267,8 @@ static void test_sections(void)
         const fa_sm90_split split = {.queries = q,
                                      .slices = slices,
                                      .by_slices = fa_reciprocal_of(slices),
-                                     .by_few_slices = fa_reciprocal_of(7),
-                                     .few_slices = 7,
-                                     .few_keys = 1000,
                                      .tile_cost = (int32_t)draw(&state, 300) + 1,
                                      .least = (int32_t)draw(&state, 5) + 1};
-        const bool few = draw(&state, 2);
         fa_sm90_line lines[4];
         int32_t length = 0, most = 0;
         for (int n = 0; n < 4; n++) {
@@ -285,8 +281,8 @@ static void test_sections(void)
             length += count_length(&lines[n], q, split.tile_cost, lines[n].tiles);
             if (lines[n].keys > most) most = lines[n].keys;
         }
-        const int32_t section = fa_sm90_section_length(&split, length, few ? 1000 : 1001, most, k);
-        CHECK((int64_t)section * (few ? 7 : split.slices) >= length && section >= split.least * k,
+        const int32_t section = fa_sm90_section_length(&split, length, most, k);
+        CHECK((int64_t)section * split.slices >= length && section >= split.least * k,
               "sections of %d of %d", (int)section, (int)length);
         int32_t begin = 0;
         for (int n = 0; n < 4; n++)
@@ -298,23 +294,16 @@ static void test_sections(void)
     }
 }
 
-/* A section for each multiprocessor, or two, with room for two parts, and a note. */
+/* A section for each multiprocessor, with room for two parts, and a note. */
 static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
     const fa_sm90_split *split = &l->sm90.split;
-    const int64_t sections = split->sections, queries = split->group.tile_queries;
+    const int64_t sections = split->sections;
     const int blocks = devices[H200].multiprocessors;
     const int64_t heads = p->heads_q / split->group.heads, in_step = split->in_step;
-    const int64_t padded = (p->max_q + queries - 1) / queries * p->batch,
-                  packed = p->rows_q / queries + p->batch;
-    const int64_t readers = (padded < packed ? padded : packed) * heads / (p->heads_kv * p->batch);
-    const bool many = p->batch * p->n_k * p->heads_kv * 2 * (p->d + p->d_v) > 80 << 20;
-    const int rounds = many && readers >= 8 ? 2 : 1;
     CHECK(in_step * split->line_heads == heads && sections == in_step * split->slices &&
-              sections == rounds * blocks / in_step * in_step &&
-              split->few_slices == blocks / in_step &&
-              100 * in_step * split->few_slices >= 96 * blocks,
+              sections == blocks / in_step * in_step && 100 * sections >= 96 * blocks,
           "%d sections of %d heads in step", (int)sections, (int)in_step);
     CHECK(split->tile_cost > 0 && split->least > 1, "cost %d", (int)split->tile_cost);
     const size_t slots = 2 * (size_t)sections * (size_t)split->queries,

@@ -149,12 +149,9 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     }
     if (split->parts == 0) return true;
     if (split->sections) {
-        const int64_t few = 1 + number * 7 % 64;
-        fa_cuda_section_split_sm90(p, &device, few, few * (1 + number / 2 % 2), plan);
-        for (int i = 0; i < 2; i++) {
+        fa_cuda_section_split_sm90(p, &device, (1 + number * 7 % 64) * (1 + number / 2 % 2), plan);
+        for (int i = 0; i < 2; i++)
             plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
-            plan->launches[i].sm90.split.few_keys = 300;
-        }
         return true;
     }
     const int64_t part_tiles = number / 3 % 5, tiles = split->part_tiles * split->parts;
