@@ -879,16 +879,19 @@ static int64_t most_rows(const fa_problem *p)
     return p->pass == FA_PASS_DECODE ? MOST_DECODE_ROWS : MOST_FORWARD_ROWS;
 }
 
+/* With fewer keys decode_sm90 leaves more rows than MOST_FORWARD_ROWS to other kernels. */
+enum { LEAST_N_K_OF_MANY_ROWS = 512 };
+
 /* Beside these, decode_sm90 may be faster with more rows: if the host knows all lengths, the models of the time tell. Otherwise with few
  * work tiles of many keys, in two work tiles that read the same keys: its parts are smaller than those of forward_sm90_split (H200, us:
  * 7k keys, 2 sequences of 4 key/value heads with 56 rows 22.3 and 19.0; 550 keys, 4 of 8 heads with 56 rows 12.7, here 16.3). */
 int64_t fa_cuda_most_decode_sm90_rows(const fa_problem *p, const fa_cuda_device *device)
 {
-    enum { ROWS = 64, LEAST_N_K = 512, LONG = 2048, LEAST_PARTS = 4 };
+    enum { ROWS = 64, LONG = 2048, LEAST_PARTS = 4 };
     const int64_t m = device->multiprocessors;
     if (p->pass != FA_PASS_FORWARD || p->batch_invariant || p->cu_seqlens_q) return most_rows(p);
     if (!fa_cuda_has_own_lengths(p)) return MOST_DECODE_ROWS;
-    const bool is_short = p->n_k < LEAST_N_K || (p->n_k < LONG && 2 * p->batch * p->heads_q > m);
+    const bool is_short = p->n_k < LEAST_N_K_OF_MANY_ROWS || (p->n_k < LONG && 2 * p->batch * p->heads_q > m);
     const bool few = !is_short && LEAST_PARTS * p->batch * p->heads_kv <= m;
     return few ? ROWS : most_rows(p);
 }
@@ -913,7 +916,8 @@ static bool is_slower_with_many_rows(const fa_problem *p, const fa_cuda_device *
 {
     if (p->pass != FA_PASS_FORWARD || p->n_q <= fa_cuda_most_few(p) || fa_cuda_has_own_lengths(p))
         return false;
-    return decode_sm90_seconds(p, device) > fa_cuda_forward_sm90_seconds(p, device);
+    return p->n_k < LEAST_N_K_OF_MANY_ROWS ||
+           !(decode_sm90_seconds(p, device) < fa_cuda_forward_sm90_seconds(p, device));
 }
 
 static bool has_no_need_of_parts(const fa_problem *p, const fa_cuda_device *device, char *why,
