@@ -42,8 +42,13 @@ static const double sums_rate = 4.5e12;           /* and of sums that are stored
 /* Of a task whose block the hardware starts when another one has ended, besides its key tiles. */
 static const double block_seconds = 5e-6;
 
-/* The model must be so many times as fast with split keys, or with heads that share query tiles: it is not exact. */
-static const double least_gain = 1.02;
+/* The model must be so many times as fast with split keys, or with heads that share query tiles: it is not exact, and less so for
+ * more queries than it was fitted to. */
+static double least_gain(const fa_problem *p)
+{
+    enum { FITTED_QUERIES = 256 };
+    return p->max_q <= FITTED_QUERIES ? 1.02 : 1.1;
+}
 
 /* The same if lengths are on the device: they may be shorter than they can be. */
 static const double least_gain_of_sections = 1.05;
@@ -820,6 +825,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     fa_cuda_plan plain;
     (void)why, (void)size;
     const int64_t blocks = device->multiprocessors;
+    const double gain = least_gain(p);
     const fa_variant *v = find_variant(p);
     if (!v || refuse_split(p, NULL, 0)) return true;
     if (fa_cuda_has_own_lengths(p)) return !fa_cuda_is_split_faster(p, p, device);
@@ -834,10 +840,10 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
                 alone = find_shape(p, &fa_variants[plain.launches[0].variant],
                                    p->n_k < LEAST_KEYS ? &short_pace : &plain_pace);
     const double others = plain_seconds(p, &plain.launches[0]);
-    if (others > least_gain * shared || average_seconds(&alone, blocks) > least_gain * whole)
+    if (others > gain * shared || average_seconds(&alone, blocks) > gain * whole)
         return false;
-    return !few || others <= least_gain * ideal_seconds(&s, blocks) ||
-           others <= least_gain * choose_length(&s, device).seconds;
+    return !few || others <= gain * ideal_seconds(&s, blocks) ||
+           others <= gain * choose_length(&s, device).seconds;
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm90 = {
