@@ -66,6 +66,8 @@ FA_DEVICE int rows_of(const work_tile *w, int queries)
     return rows;
 }
 
+FA_DEVICE int queries_of_consumer(const work_tile *w) { return fa_sm90_box_queries(w->box); }
+
 FA_DEVICE int query_in_box(fa_sm90_box box, int row)
 {
     return min(fa_sm90_query_in_box(box, row % ROWS), fa_sm90_box_queries(box) - 1);
@@ -93,6 +95,7 @@ FA_DEVICE int end_of_rows(const work_tile *w, int consumer)
 #else
 
 FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, max(0, min(queries, QUERIES)); }
+FA_DEVICE int queries_of_consumer(const work_tile *w) { return (void)w, ROWS; }
 FA_DEVICE int query_of(const work_tile *w, int row) { return (void)w, row; }
 FA_DEVICE int head_of(const work_tile *w, int row) { return (void)w, (void)row, 0; }
 FA_DEVICE int end_of_rows(const work_tile *w, int consumer) { return (void)consumer, w->rows; }
@@ -104,25 +107,42 @@ typedef struct key_range {
     int lo, hi;
 } key_range;
 
-/* The keys of row i. Rows after the last query see the same keys as the last query. */
-FA_DEVICE key_range find_key_range(const work_tile *w, int i)
+/* The keys of a query of the work tile. */
+FA_DEVICE key_range find_keys_of_query(const work_tile *w, int query)
 {
-    const int query = query_of(w, min(i, max(w->queries, 1) - 1));
     const key_range range = {w->lo + query, clamp(w->hi + query, w->n_k)};
     return range;
 }
 
-/* The key tiles that a consumer needs, and which of them need no mask. */
-FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
+/* The keys of row i. Rows after the last query see the same keys as the last query. */
+FA_DEVICE key_range find_key_range(const work_tile *w, int i)
 {
-    const int first = consumer * ROWS, last = first + ROWS - 1;
-    const key_range range = {max(find_key_range(w, first).lo, 0), find_key_range(w, last).hi};
-    const bool some = first < w->queries && range.lo < range.hi;
+    return find_keys_of_query(w, query_of(w, min(i, max(w->queries, 1) - 1)));
+}
+
+/* The first and the last query of a consumer, if `last` is the work tile's last one. */
+FA_DEVICE int first_query(const work_tile *w, int consumer, int last)
+{
+    return min(consumer * queries_of_consumer(w), last);
+}
+
+FA_DEVICE int last_query(const work_tile *w, int consumer, int last)
+{
+    return min((consumer + 1) * queries_of_consumer(w) - 1, last);
+}
+
+/* The key tiles that a consumer needs, and which of them need no mask. */
+FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer, int last)
+{
+    const key_range of_first = find_keys_of_query(w, first_query(w, consumer, last)),
+                    of_last = find_keys_of_query(w, last_query(w, consumer, last));
+    const key_range range = {max(of_first.lo, 0), of_last.hi};
+    const bool some = consumer * ROWS < w->queries && range.lo < range.hi;
     w->needed[consumer] = some ? (range.hi + KEYS - 1) / KEYS : 0;
-    const int last_lo = max(find_key_range(w, last).lo, 0);
+    const int last_lo = max(of_last.lo, 0);
     w->unmasked_from[consumer] = (last_lo + KEYS - 1) / KEYS;
     w->plain_from[consumer] = last_lo / KEYS + 1;
-    w->unmasked_to[consumer] = find_key_range(w, first).hi / KEYS;
+    w->unmasked_to[consumer] = of_first.hi / KEYS;
 }
 
 #if SPLIT
@@ -198,8 +218,9 @@ FA_DEVICE void find_key_tiles(fa_sm90_reach reach, work_tile *w)
 
 FA_DEVICE void find_tiles_of_consumers(work_tile *w)
 {
+    const int last = query_of(w, max(w->queries, 1) - 1);
 #pragma unroll
-    for (int c = 0; c < CONSUMERS; c++) find_consumer_tiles(w, c);
+    for (int c = 0; c < CONSUMERS; c++) find_consumer_tiles(w, c, last);
 }
 
 #if OPTIONS

@@ -25,15 +25,23 @@ enum { RATES = 3 };
 typedef struct pace {
     double launch, round, rates[RATES];
 } pace;
-static const pace plain_pace = {2.0e-6, 4.4e-6, {500e12, 830e12, 930e12}};
-static const pace parts_pace = {7.0e-6, 0.3e-6, {490e12, 740e12, 860e12}};
-static const pace whole_pace = {1.5e-6, 6.0e-6, {500e12, 840e12, 920e12}};
-static const pace sections_pace = {11.0e-6, 2.0e-6, {390e12, 600e12, 640e12}};
+typedef struct paces {
+    pace plain, parts, whole, sections;
+} paces;
+static const paces few_queries = {.plain = {2.0e-6, 4.4e-6, {500e12, 830e12, 930e12}},
+                                  .parts = {7.0e-6, 0.3e-6, {490e12, 740e12, 860e12}},
+                                  .whole = {1.5e-6, 6.0e-6, {500e12, 840e12, 920e12}},
+                                  .sections = {11.0e-6, 2.0e-6, {390e12, 600e12, 640e12}}};
+
+/* For more queries, and for few keys: the loads of a task overlap with what is before, and long ones are slowed down by the
+ * device's power. */
+static const paces many_queries = {.plain = {2.0e-6, 1.5e-6, {550e12, 650e12, 650e12}},
+                                   .parts = {4.5e-6, 1.5e-6, {550e12, 650e12, 650e12}},
+                                   .whole = {2.0e-6, 1.5e-6, {550e12, 650e12, 650e12}},
+                                   .sections = {9.5e-6, 4.5e-6, {500e12, 600e12, 600e12}}};
+
 /* Sections if lengths are on the device, by those of long rows. */
 static const pace lengths_pace = {9.5e-6, 1.5e-6, {550e12, 650e12, 650e12}};
-
-/* Whole query tiles of few keys, with or without heads that share them: their loads overlap with what is before. */
-static const pace short_pace = {5.0e-6, 1.5e-6, {550e12, 650e12, 650e12}};
 
 static const double device_multiprocessors = 132; /* with which the device reaches these rates */
 static const double memory_rate = 4.3e12;         /* bytes a second, of keys and values, */
@@ -42,13 +50,8 @@ static const double sums_rate = 4.5e12;           /* and of sums that are stored
 /* Of a task whose block the hardware starts when another one has ended, besides its key tiles. */
 static const double block_seconds = 5e-6;
 
-/* The model must be so many times as fast with split keys, or with heads that share query tiles: it is not exact, and less so for
- * more queries than it was fitted to. */
-static double least_gain(const fa_problem *p)
-{
-    enum { FITTED_QUERIES = 256 };
-    return p->max_q <= FITTED_QUERIES ? 1.02 : 1.1;
-}
+/* The model must be so many times as fast with split keys, or with heads that share query tiles: it is not exact. */
+static const double least_gain = 1.02, least_gain_for_many = 1.1;
 
 /* The same if lengths are on the device: they may be shorter than they can be. */
 static const double least_gain_of_sections = 1.05;
@@ -59,6 +62,7 @@ static const double average_share = 0.7;
 enum {
     NARROW = 64, MIDDLE = 128, /* the largest head dims of the first two rates */
     QUERY_BOX = 64,      /* rows of a consumer */
+    MOST_FITTED_QUERIES = 256,
     LEAST_KEYS = 512,    /* fewer take hardly longer than a launch; */
     LEAST_KEYS_OF_SECTIONS = 1024, /* the same if lengths are on the device */
     LARGEST_QUERY_TILE = 192,
@@ -135,6 +139,11 @@ static double find_tile_seconds(const fa_variant *v, const pace *pace, bool one_
         2.0 * FA_SM90_QUERIES(v->consumers) * v->keys * (v->head_dim + v->value_dim);
     const double seconds = products / (pace->rates[rate] / device_multiprocessors);
     return one_consumer ? seconds * share_of_one_consumer(v) : seconds;
+}
+
+static const paces *paces_of(const fa_problem *p)
+{
+    return p->max_q <= MOST_FITTED_QUERIES && p->n_k >= LEAST_KEYS ? &few_queries : &many_queries;
 }
 
 static shape find_shape(const fa_problem *p, const fa_variant *v, const pace *pace)
@@ -346,7 +355,7 @@ static double seconds_of_plain_rounds(const fa_problem *p, const shape *of,
 
 static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const shape s = find_shape(p, &fa_variants[l->variant], &plain_pace);
+    const shape s = find_shape(p, &fa_variants[l->variant], &paces_of(p)->plain);
     return all_seconds(&s, seconds_of_plain_rounds(p, &s, l));
 }
 
@@ -430,16 +439,21 @@ static shape share_most_tiles(const fa_problem *p, const shape *alone)
 
 /* The same where that leaves clearly fewer work tiles. Full tiles of several heads are 2 to 4% slower than those of one (H200, 16
  * heads of 4, chunks of 2,048, 512 and 256 at 8k, 4k and 2k: 227 us, 232). */
+static const pace *find_sections_pace(const fa_problem *p)
+{
+    return fa_cuda_has_own_lengths(p) ? &lengths_pace : &paces_of(p)->sections;
+}
+
 static shape find_longest(const fa_problem *p, const fa_variant *v)
 {
-    const shape alone = find_longest_alone(p, v, fa_cuda_has_own_lengths(p) ? &lengths_pace : &sections_pace), shared = share_most_tiles(p, &alone);
+    const shape alone = find_longest_alone(p, v, find_sections_pace(p)), shared = share_most_tiles(p, &alone);
     return 10 * count_work_tiles(p, &shared) <= 8 * count_work_tiles(p, &alone) ? shared : alone;
 }
 
 /* Whole query tiles that heads share, without lengths on the device. */
 static shape find_whole_tiles(const fa_problem *p, const fa_variant *v)
 {
-    const shape alone = find_shape(p, v, p->n_k < LEAST_KEYS ? &short_pace : &whole_pace);
+    const shape alone = find_shape(p, v, &paces_of(p)->whole);
     return share_most_tiles(p, &alone);
 }
 
@@ -545,7 +559,7 @@ static double average_seconds(const shape *s, int64_t blocks)
 static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     if (fa_cuda_has_own_lengths(p)) return INFINITY;
-    const shape s = find_whole_tiles(p, v), alone = find_shape(p, v, &plain_pace);
+    const shape s = find_whole_tiles(p, v), alone = find_shape(p, v, &paces_of(p)->plain);
     if (s.group == 1 || s.tiles > INT32_MAX / s.heads) return INFINITY;
     if (10 * s.tiles * s.heads > 9 * alone.tiles * alone.heads) return INFINITY;
     return average_seconds(&s, blocks);
@@ -567,7 +581,7 @@ static fa_cuda_split_form choose_form(const fa_problem *p, const fa_variant *v,
                                       const fa_cuda_device *device)
 {
     if (fa_cuda_has_own_lengths(p)) return FA_CUDA_SECTIONS;
-    const shape s = find_shape(p, v, &parts_pace);
+    const shape s = find_shape(p, v, &paces_of(p)->parts);
     const int64_t blocks = device->multiprocessors;
     const double shared = shared_seconds(p, v, blocks), whole = whole_seconds(p, v, blocks);
     const double parts = choose_length(&s, device).seconds;
@@ -684,7 +698,7 @@ static void set_split(fa_sm90_split split, int64_t tasks, int64_t most_blocks, d
 void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t part_tiles,
                             fa_cuda_plan *plan)
 {
-    const shape s = find_shape(p, &fa_variants[plan->launches[0].variant], &parts_pace);
+    const shape s = find_shape(p, &fa_variants[plan->launches[0].variant], &paces_of(p)->parts);
     const fa_sm90_split split = cut_keys(&s, part_tiles);
     const int32_t tasks = split.first_task[split.parts];
     set_split(split, tasks, device->multiprocessors, count_bytes(&s, tasks), plan);
@@ -754,7 +768,7 @@ static bool refuse_line(const fa_problem *p, const fa_variant *v, char *why, siz
 static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                            char *why, size_t size)
 {
-    const shape s = find_shape(p, v, &parts_pace);
+    const shape s = find_shape(p, v, &paces_of(p)->parts);
     const int64_t chosen = choose_length(&s, device).number;
     if (chosen == 0)
         fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
@@ -813,7 +827,7 @@ double fa_cuda_forward_sm90_seconds(const fa_problem *p, const fa_cuda_device *d
     if (fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0))
         best = plain_seconds(p, &plain.launches[0]);
     if (!v || refuse_split(p, NULL, 0)) return best;
-    const shape s = find_shape(p, v, &parts_pace);
+    const shape s = find_shape(p, v, &paces_of(p)->parts);
     best = fmin(best, fmin(shared_seconds(p, v, blocks), whole_seconds(p, v, blocks)));
     return fmin(best, choose_length(&s, device).seconds);
 }
@@ -825,7 +839,8 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     fa_cuda_plan plain;
     (void)why, (void)size;
     const int64_t blocks = device->multiprocessors;
-    const double gain = least_gain(p);
+    const paces *paces = paces_of(p);
+    const double gain = paces == &few_queries ? least_gain : least_gain_for_many;
     const fa_variant *v = find_variant(p);
     if (!v || refuse_split(p, NULL, 0)) return true;
     if (fa_cuda_has_own_lengths(p)) return !fa_cuda_is_split_faster(p, p, device);
@@ -836,9 +851,8 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     if (shared == INFINITY && whole == INFINITY && !few) return true;
     fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
     if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
-    const shape s = find_shape(p, v, &parts_pace),
-                alone = find_shape(p, &fa_variants[plain.launches[0].variant],
-                                   p->n_k < LEAST_KEYS ? &short_pace : &plain_pace);
+    const shape s = find_shape(p, v, &paces->parts),
+                alone = find_shape(p, &fa_variants[plain.launches[0].variant], &paces->plain);
     const double others = plain_seconds(p, &plain.launches[0]);
     if (others > gain * shared || average_seconds(&alone, blocks) > gain * whole)
         return false;
