@@ -28,12 +28,36 @@ FA_DEVICE int64_t row_offset(const fa_attention_params *p, const work_tile *w, i
     return 2 * elements;
 }
 
-/* Bytes from one output row to another one, some rows behind it. */
-FA_DEVICE int64_t row_step(const fa_attention_params *p, const work_tile *w, int row, int rows)
+#if SPLIT
+
+/* The same for four rows of the lane: row lane / 8 and every fourth one behind it, of the 16 from first_row on. Each lane finds one of
+ * the 16, because code that is longer makes all work tiles slower. */
+FA_DEVICE void find_row_offsets(const fa_attention_params *p, const work_tile *w, int first_row,
+                                int64_t *offsets)
 {
-    if (!SPLIT) return row_offset(p, w, rows);
-    return row_offset(p, w, row + rows) - row_offset(p, w, row);
+    const int lane = threadIdx.x % 32;
+    const int64_t own = row_offset(p, w, first_row + lane % 16);
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        const int from = 4 * part + lane / 8;
+        const uint32_t low = __shfl_sync(0xffffffff, (uint32_t)own, from);
+        const uint32_t high = __shfl_sync(0xffffffff, (uint32_t)(own >> 32), from);
+        offsets[part] = (int64_t)((uint64_t)high << 32 | low);
+    }
 }
+
+#else
+
+/* The same, counted from the lane's first row on: rows are equally far from each other. */
+FA_DEVICE void find_row_offsets(const fa_attention_params *p, const work_tile *w, int first_row,
+                                int64_t *offsets)
+{
+    (void)first_row;
+#pragma unroll
+    for (int part = 0; part < 4; part++) offsets[part] = row_offset(p, w, 4 * part);
+}
+
+#endif
 
 /* Two neighbours of a row's outputs, times its factor. A factor of 0 gives 0, even for NaN. */
 FA_DEVICE uint32_t pack_outputs(const float *x, float factor)
@@ -91,10 +115,9 @@ FA_DEVICE void store_through_buffer(const fa_attention_params *p, const work_til
     const int lane = threadIdx.x % 32, first_column = lane % 8 * 8;
     const int rows = end_of_rows(w, consumer), row = first_row + lane / 8, columns = columns_left(p);
     const bool whole = rows - first_row >= 16 && columns == VALUE_DIM;
-    char *to = first_output(w) + row_offset(p, w, row) + 2 * first_column;
+    char *to = first_output(w) + (SPLIT ? 0 : row_offset(p, w, row)) + 2 * first_column;
     int64_t offsets[4];
-#pragma unroll
-    for (int part = 0; part < 4; part++) offsets[part] = row_step(p, w, row, 4 * part);
+    find_row_offsets(p, w, first_row, offsets);
 #pragma unroll
     for (int column = 0; column < VALUE_DIM; column += 64) {
         __syncwarp(); /* what was in the buffer has been read */
@@ -166,7 +189,8 @@ FA_DEVICE void store_rows(const fa_attention_params *p, const work_tile *w, cons
 #pragma unroll
     for (int r = 0; r < 2; r++) gather_row(fours[r], out, r, factor[r]);
     if (first < rows) store_row(p, fours[0], row);
-    if (first + 8 < rows) store_row(p, fours[1], row + row_step(p, w, first, 8));
+    char *second = SPLIT ? first_output(w) + row_offset(p, w, first + 8) : row + row_offset(p, w, 8);
+    if (first + 8 < rows) store_row(p, fours[1], second);
 }
 
 #if HIDES_VALUES

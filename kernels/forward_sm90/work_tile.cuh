@@ -23,7 +23,8 @@ typedef struct work_tile {
     int32_t queries, rows; /* its rows of queries; its rows of the outputs, which are stored */
     char *out; /* the first row of its outputs; of a part: of its sums in the workspace, float32 */
 #if SPLIT
-    fa_sm90_box box; /* what a consumer's rows are */
+    fa_sm90_box box;    /* what a consumer's rows are */
+    int32_t last_query; /* of the work tile, or 0 */
     /* Of a part's first row: its base and its sum of weights. NULL: all keys are in one part. */
     fa_sm90_row_sum *sums;
 #endif
@@ -49,14 +50,15 @@ FA_DEVICE int clamp(int x, int upper) { return max(0, min(x, upper)); }
 
 /*
  * The rows of so many queries, at most those of a work tile; the query and the head of a row, counted from the work tile's first
- * ones; and where a consumer's rows end, behind which there may be some that are left over. Those have the last query and the last
- * head of their consumer.
+ * ones; and where a consumer's rows end, behind which there may be some that are left over.
  */
 #if SPLIT
 
+FA_DEVICE int queries_of_consumer(const work_tile *w) { return fa_sm90_box_queries(w->box); }
+
 FA_DEVICE int rows_of(const work_tile *w, int queries)
 {
-    const int most = fa_sm90_box_queries(w->box);
+    const int most = queries_of_consumer(w);
     int rows = 0;
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) {
@@ -66,36 +68,27 @@ FA_DEVICE int rows_of(const work_tile *w, int queries)
     return rows;
 }
 
-FA_DEVICE int queries_of_consumer(const work_tile *w) { return fa_sm90_box_queries(w->box); }
-
-FA_DEVICE int query_in_box(fa_sm90_box box, int row)
-{
-    return min(fa_sm90_query_in_box(box, row % ROWS), fa_sm90_box_queries(box) - 1);
-}
-
 FA_DEVICE int query_of(const work_tile *w, int row)
 {
-    const fa_sm90_box box = w->box;
-    return row / ROWS * fa_sm90_box_queries(box) + query_in_box(box, row);
+    return row / ROWS * queries_of_consumer(w) + fa_sm90_query_in_box(w->box, row % ROWS);
 }
 
 FA_DEVICE int head_of(const work_tile *w, int row)
 {
-    const fa_sm90_box box = w->box;
-    const int heads = fa_sm90_box_heads(box);
-    return min(row % ROWS - query_in_box(box, row) * heads, heads - 1);
+    const int own = row % ROWS;
+    return own - fa_sm90_query_in_box(w->box, own) * fa_sm90_box_heads(w->box);
 }
 
 FA_DEVICE int end_of_rows(const work_tile *w, int consumer)
 {
-    const fa_sm90_box box = w->box;
-    return min(w->rows, consumer * ROWS + fa_sm90_box_queries(box) * fa_sm90_box_heads(box));
+    const int most = queries_of_consumer(w) * fa_sm90_box_heads(w->box);
+    return min(w->rows, consumer * ROWS + most);
 }
 
 #else
 
-FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, max(0, min(queries, QUERIES)); }
 FA_DEVICE int queries_of_consumer(const work_tile *w) { return (void)w, ROWS; }
+FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, max(0, min(queries, QUERIES)); }
 FA_DEVICE int query_of(const work_tile *w, int row) { return (void)w, row; }
 FA_DEVICE int head_of(const work_tile *w, int row) { return (void)w, (void)row, 0; }
 FA_DEVICE int end_of_rows(const work_tile *w, int consumer) { return (void)consumer, w->rows; }
@@ -114,28 +107,38 @@ FA_DEVICE key_range find_keys_of_query(const work_tile *w, int query)
     return range;
 }
 
+FA_DEVICE int last_query_of(const work_tile *w)
+{
+#if SPLIT
+    return w->last_query;
+#else
+    return max(w->queries, 1) - 1;
+#endif
+}
+
 /* The keys of row i. Rows after the last query see the same keys as the last query. */
 FA_DEVICE key_range find_key_range(const work_tile *w, int i)
 {
-    return find_keys_of_query(w, query_of(w, min(i, max(w->queries, 1) - 1)));
+    return find_keys_of_query(w, min(query_of(w, i), last_query_of(w)));
 }
 
-/* The first and the last query of a consumer, if `last` is the work tile's last one. */
-FA_DEVICE int first_query(const work_tile *w, int consumer, int last)
+/* The same for row `own` of a consumer. */
+FA_DEVICE key_range find_keys_of_row(const work_tile *w, int consumer, int own)
 {
-    return min(consumer * queries_of_consumer(w), last);
-}
-
-FA_DEVICE int last_query(const work_tile *w, int consumer, int last)
-{
-    return min((consumer + 1) * queries_of_consumer(w) - 1, last);
+#if SPLIT
+    const int query = consumer * queries_of_consumer(w) + fa_sm90_query_in_box(w->box, own);
+    return find_keys_of_query(w, min(query, w->last_query));
+#else
+    return find_key_range(w, consumer * ROWS + own);
+#endif
 }
 
 /* The key tiles that a consumer needs, and which of them need no mask. */
-FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer, int last)
+FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
 {
-    const key_range of_first = find_keys_of_query(w, first_query(w, consumer, last)),
-                    of_last = find_keys_of_query(w, last_query(w, consumer, last));
+    const int each = queries_of_consumer(w), last = last_query_of(w), first = consumer * each;
+    const key_range of_first = find_keys_of_query(w, min(first, last)),
+                    of_last = find_keys_of_query(w, min(first + each - 1, last));
     const key_range range = {max(of_first.lo, 0), of_last.hi};
     const bool some = consumer * ROWS < w->queries && range.lo < range.hi;
     w->needed[consumer] = some ? (range.hi + KEYS - 1) / KEYS : 0;
@@ -204,10 +207,13 @@ FA_DEVICE void find_key_tiles(fa_sm90_reach reach, work_tile *w)
     const fa_tile *t = &w->query_tile;
     const int first = (int)t->first;
     w->queries = rows_of(w, (int)t->n_q - first);
+#if SPLIT
+    w->last_query = max(0, min((int)t->n_q - first, CONSUMERS * queries_of_consumer(w)) - 1);
+#endif
     w->n_k = (int32_t)t->n_k;
     w->hi = reach.hi >= UNBOUNDED ? UNBOUNDED : min(reach.hi + first, UNBOUNDED);
     w->lo = reach.lo <= -UNBOUNDED ? -UNBOUNDED : min(reach.lo + first, UNBOUNDED);
-    const int lo = max(w->lo, 0), hi = find_key_range(w, QUERIES - 1).hi;
+    const int lo = max(w->lo, 0), hi = find_keys_of_query(w, min(QUERIES - 1, last_query_of(w))).hi;
     const int first_key = lo < hi ? lo / FA_SM90_KEY_ALIGNMENT * FA_SM90_KEY_ALIGNMENT : 0;
     w->first_key = first_key;
     w->key_tiles = w->queries && lo < hi ? (hi - first_key + KEYS - 1) / KEYS : 1;
@@ -218,9 +224,8 @@ FA_DEVICE void find_key_tiles(fa_sm90_reach reach, work_tile *w)
 
 FA_DEVICE void find_tiles_of_consumers(work_tile *w)
 {
-    const int last = query_of(w, max(w->queries, 1) - 1);
 #pragma unroll
-    for (int c = 0; c < CONSUMERS; c++) find_consumer_tiles(w, c, last);
+    for (int c = 0; c < CONSUMERS; c++) find_consumer_tiles(w, c);
 }
 
 #if OPTIONS
