@@ -77,7 +77,8 @@ FA_DEVICE bool waits_first(void)
 FA_DEVICE void clear_rows_left_over(const fa_sm90_params *s, char *q)
 {
     const fa_sm90_box box = s->split.group.box;
-    const int first = fa_sm90_box_queries(box) * fa_sm90_box_heads(box), thread = (int)threadIdx.x - WARPGROUP;
+    const int first = fa_sm90_box_queries(box) * fa_sm90_box_heads(box),
+              thread = (int)threadIdx.x - WARPGROUP;
     if (first == ROWS) return;
     for (int block = 0; block < Q_STAGES * CONSUMERS * K_BLOCKS; block++)
         for (int i = 8 * first + thread; i < 8 * ROWS; i += CONSUMERS * WARPGROUP)

@@ -33,7 +33,8 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
     const fa_sm90_group *group = &s->split.group;
     const int row = (int)(t->start_q + t->first) + consumer * fa_sm90_box_queries(group->box),
               index = (int)fa_divide_by((uint32_t)t->head, group->by_heads);
-    ptx_mbarrier_arrive_expect(barrier, Q_BYTES / ROWS * fa_sm90_box_queries(group->box) * group->heads);
+    ptx_mbarrier_arrive_expect(barrier,
+                               Q_BYTES / ROWS * fa_sm90_box_queries(group->box) * group->heads);
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
         ptx_tma_load_5d(q_buffer(pipe, number, consumer) + block * Q_BLOCK, &s->q, barrier,

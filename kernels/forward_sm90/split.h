@@ -74,7 +74,10 @@ FA_SHARED_FUNCTION fa_sm90_box fa_sm90_box_of(int32_t heads)
 }
 
 FA_SHARED_FUNCTION int32_t fa_sm90_box_heads(fa_sm90_box box) { return (int32_t)(box & 255); }
-FA_SHARED_FUNCTION int32_t fa_sm90_box_queries(fa_sm90_box box) { return (int32_t)(box >> 8 & 255); }
+FA_SHARED_FUNCTION int32_t fa_sm90_box_queries(fa_sm90_box box)
+{
+    return (int32_t)(box >> 8 & 255);
+}
 
 FA_SHARED_FUNCTION int32_t fa_sm90_query_in_box(fa_sm90_box box, int32_t row)
 {
@@ -135,8 +138,8 @@ typedef struct fa_sm90_split {
     int32_t in_step, line_heads,
         slices; /* lines; heads of a line, or groups of them; sections of a line */
     fa_reciprocal by_step, by_slices; /* a block's first load waits for divisions */
-    int32_t least;     /* key tiles of a section; of a part half of it, rounded up */
-    fa_sm90_cut *cuts; /* of each section */
+    int32_t least;                    /* key tiles of a section; of a part half of it, rounded up */
+    fa_sm90_cut *cuts;                /* of each section */
 } fa_sm90_split;
 
 typedef struct fa_sm90_part {
@@ -207,8 +210,7 @@ FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line,
     const int32_t none = fa_sm90_tiles_within(-line->reach, group, tiles);
     const int32_t some = fa_sm90_tiles_within(line->keys - line->reach, group, tiles);
     const int32_t reach = some > none ? line->reach : 0;
-    const int32_t pairs =
-        (some * (some + 1) - none * (none + 1)) / 2 * group->tile_queries;
+    const int32_t pairs = (some * (some + 1) - none * (none + 1)) / 2 * group->tile_queries;
     return tiles * cost + (some - none) * reach + pairs + (tiles - some) * line->keys;
 }
 

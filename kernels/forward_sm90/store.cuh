@@ -113,7 +113,8 @@ FA_DEVICE void store_through_buffer(const fa_attention_params *p, const work_til
                                     int first_row)
 {
     const int lane = threadIdx.x % 32, first_column = lane % 8 * 8;
-    const int rows = end_of_rows(w, consumer), row = first_row + lane / 8, columns = columns_left(p);
+    const int rows = end_of_rows(w, consumer), row = first_row + lane / 8,
+              columns = columns_left(p);
     const bool whole = rows - first_row >= 16 && columns == VALUE_DIM;
     char *to = first_output(w) + (SPLIT ? 0 : row_offset(p, w, row)) + 2 * first_column;
     int64_t offsets[4];
@@ -189,7 +190,8 @@ FA_DEVICE void store_rows(const fa_attention_params *p, const work_tile *w, cons
 #pragma unroll
     for (int r = 0; r < 2; r++) gather_row(fours[r], out, r, factor[r]);
     if (first < rows) store_row(p, fours[0], row);
-    char *second = SPLIT ? first_output(w) + row_offset(p, w, first + 8) : row + row_offset(p, w, 8);
+    char *second =
+        SPLIT ? first_output(w) + row_offset(p, w, first + 8) : row + row_offset(p, w, 8);
     if (first + 8 < rows) store_row(p, fours[1], second);
 }
 
@@ -256,8 +258,7 @@ FA_DEVICE bool store_outputs(const fa_attention_params *p, const work_tile *w, c
     const bool recompute = false;
 #endif
     if (STORES_THROUGH_BUFFER && p->out.vector == 8)
-        store_through_buffer(p, w, out_buffer + warp_row * 128, out, factor, consumer,
-                             warp_row);
+        store_through_buffer(p, w, out_buffer + warp_row * 128, out, factor, consumer, warp_row);
     else store_rows(p, w, out, factor, consumer);
     return recompute;
 }

@@ -88,7 +88,10 @@ FA_DEVICE int end_of_rows(const work_tile *w, int consumer)
 #else
 
 FA_DEVICE int queries_of_consumer(const work_tile *w) { return (void)w, ROWS; }
-FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, max(0, min(queries, QUERIES)); }
+FA_DEVICE int rows_of(const work_tile *w, int queries)
+{
+    return (void)w, max(0, min(queries, QUERIES));
+}
 FA_DEVICE int query_of(const work_tile *w, int row) { return (void)w, row; }
 FA_DEVICE int head_of(const work_tile *w, int row) { return (void)w, (void)row, 0; }
 FA_DEVICE int end_of_rows(const work_tile *w, int consumer) { return (void)consumer, w->rows; }

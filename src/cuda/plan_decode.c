@@ -891,7 +891,8 @@ int64_t fa_cuda_most_decode_sm90_rows(const fa_problem *p, const fa_cuda_device 
     const int64_t m = device->multiprocessors;
     if (p->pass != FA_PASS_FORWARD || p->batch_invariant || p->cu_seqlens_q) return most_rows(p);
     if (!fa_cuda_has_own_lengths(p)) return MOST_DECODE_ROWS;
-    const bool is_short = p->n_k < LEAST_N_K_OF_MANY_ROWS || (p->n_k < LONG && 2 * p->batch * p->heads_q > m);
+    const bool is_short =
+        p->n_k < LEAST_N_K_OF_MANY_ROWS || (p->n_k < LONG && 2 * p->batch * p->heads_q > m);
     const bool few = !is_short && LEAST_PARTS * p->batch * p->heads_kv <= m;
     return few ? ROWS : most_rows(p);
 }

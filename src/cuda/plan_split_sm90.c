@@ -60,17 +60,18 @@ static const double least_gain_of_sections = 1.05;
 static const double average_share = 0.7;
 
 enum {
-    NARROW = 64, MIDDLE = 128, /* the largest head dims of the first two rates */
-    QUERY_BOX = 64,      /* rows of a consumer */
+    NARROW = 64,
+    MIDDLE = 128,   /* the largest head dims of the first two rates */
+    QUERY_BOX = 64, /* rows of a consumer */
     MOST_FITTED_QUERIES = 256,
-    LEAST_KEYS = 512,    /* fewer take hardly longer than a launch; */
+    LEAST_KEYS = 512,              /* fewer take hardly longer than a launch; */
     LEAST_KEYS_OF_SECTIONS = 1024, /* the same if lengths are on the device */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,            /* with more, the last one can hardly be a tenth of the time */
     MOST_ROUNDS_OF_SECTIONS = 8, /* the same if lengths are on the device; */
     MOST_ROUNDS_OF_CACHES = 16,  /* causal, with keys in a cache */
     SLOTS_OF_SECTION = 2,
-    LEAST_SECTION = 4, /* key tiles */
+    LEAST_SECTION = 4,          /* key tiles */
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
     ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
@@ -130,7 +131,10 @@ static const fa_variant *find_variant(const fa_problem *p)
 static const int64_t unbounded = INT64_C(1) << 40;
 
 /* The time of a key tile relative to that of two consumers, if only one has rows. */
-static double share_of_one_consumer(const fa_variant *v) { return v->head_dim <= MIDDLE ? 0.75 : 0.95; }
+static double share_of_one_consumer(const fa_variant *v)
+{
+    return v->head_dim <= MIDDLE ? 0.75 : 0.95;
+}
 
 static double find_tile_seconds(const fa_variant *v, const pace *pace, bool one_consumer)
 {
@@ -170,7 +174,8 @@ static shape find_shape(const fa_problem *p, const fa_variant *v, const pace *pa
         const int64_t span = p->window_left + right + s.queries + FA_SM90_KEY_ALIGNMENT;
         if (span < s.most_keys) s.most_keys = span;
     }
-    s.memory_seconds = 2.0 * (double)(p->batch * p->heads_kv * s.most_keys * (p->d + p->d_v)) / memory_rate;
+    s.memory_seconds =
+        2.0 * (double)(p->batch * p->heads_kv * s.most_keys * (p->d + p->d_v)) / memory_rate;
     return s;
 }
 
@@ -316,8 +321,7 @@ static double ideal_seconds(const shape *s, int64_t blocks)
 {
     const int64_t work_tiles = s->tiles * s->heads;
     const double each = average_tiles(s) * (double)work_tiles / (double)blocks;
-    return merging_seconds(s, work_tiles) +
-           all_seconds(s, each * s->tile_seconds + s->pace->round);
+    return merging_seconds(s, work_tiles) + all_seconds(s, each * s->tile_seconds + s->pace->round);
 }
 
 /* For a block of forward_sm90 whose tasks alternate (balance.cuh). */
@@ -446,7 +450,8 @@ static const pace *find_sections_pace(const fa_problem *p)
 
 static shape find_longest(const fa_problem *p, const fa_variant *v)
 {
-    const shape alone = find_longest_alone(p, v, find_sections_pace(p)), shared = share_most_tiles(p, &alone);
+    const shape alone = find_longest_alone(p, v, find_sections_pace(p)),
+                shared = share_most_tiles(p, &alone);
     return 10 * count_work_tiles(p, &shared) <= 8 * count_work_tiles(p, &alone) ? shared : alone;
 }
 
@@ -531,7 +536,8 @@ static int64_t count_slices(int64_t sections, int64_t in_step)
 static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t sections)
 {
     const int64_t heads = p->heads_q / s->group, in_step = count_in_step(heads, sections);
-    const double cost = lengths_pace.round / find_tile_seconds(s->variant, &lengths_pace, false) * s->keys;
+    const double cost =
+        lengths_pace.round / find_tile_seconds(s->variant, &lengths_pace, false) * s->keys;
     return (fa_sm90_split){.parts = FA_SM90_SECTION_PARTS,
                            .queries = s->rows,
                            .value_dim = s->variant->value_dim,
@@ -704,13 +710,13 @@ void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, i
     set_split(split, tasks, device->multiprocessors, count_bytes(&s, tasks), plan);
 }
 
-void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *device,
-                                int64_t sections, fa_cuda_plan *plan)
+void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t sections,
+                                fa_cuda_plan *plan)
 {
     fa_cuda_plan_launch *l = &plan->launches[0], *merge = l + 1;
     const shape s = find_longest(p, &fa_variants[l->variant]);
-    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
-                       s.group, QUERY_BOX);
+    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, s.group,
+                       QUERY_BOX);
     const fa_sm90_split split = cut_line(p, &s, sections);
     merge->grid = fa_cuda_grid((int64_t)split.sections * FA_SM90_MERGE_SHARES);
     set_split(split, split.sections, device->multiprocessors,
@@ -723,11 +729,13 @@ static void set_whole_tiles(const fa_problem *p, const fa_cuda_device *device, f
     const fa_variant *v = &fa_variants[l->variant];
     const shape s = find_whole_tiles(p, v);
     const int64_t tasks = s.tiles * s.heads;
-    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
-                       s.group, QUERY_BOX);
+    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, s.group,
+                       QUERY_BOX);
     fa_cuda_set_tasks(l, s.tiles, tasks);
-    l->sm90.split = (fa_sm90_split){
-        .parts = 0, .queries = s.rows, .value_dim = v->value_dim, .group = fa_sm90_group_of(s.group, v->consumers)};
+    l->sm90.split = (fa_sm90_split){.parts = 0,
+                                    .queries = s.rows,
+                                    .value_dim = v->value_dim,
+                                    .group = fa_sm90_group_of(s.group, v->consumers)};
     l->grid = (uint32_t)(tasks < device->multiprocessors ? tasks : device->multiprocessors);
 }
 
@@ -854,8 +862,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     const shape s = find_shape(p, v, &paces->parts),
                 alone = find_shape(p, &fa_variants[plain.launches[0].variant], &paces->plain);
     const double others = plain_seconds(p, &plain.launches[0]);
-    if (others > gain * shared || average_seconds(&alone, blocks) > gain * whole)
-        return false;
+    if (others > gain * shared || average_seconds(&alone, blocks) > gain * whole) return false;
     return !few || others <= gain * ideal_seconds(&s, blocks) ||
            others <= gain * choose_length(&s, device).seconds;
 }

@@ -628,8 +628,7 @@ static void expect_less_workspace(fa_pass pass, int64_t queries, bool needed)
         t[i] = fa_bshd(allocate(N * D * 2), FA_BFLOAT16, 1, i == 1 || i == 2 ? N : queries, 1, D);
     CHECK(fa_workspace_size(pass, &t[0], &t[1], &t[2], &t[3], &o, &bytes) == FA_OK && bytes > 0,
           "%zu bytes: %s", bytes, fa_last_error());
-    if (!needed)
-        CHECK(call(&t[0], &t[1], &t[2], &t[3], NULL, &o) == FA_OK, "%s", fa_last_error());
+    if (!needed) CHECK(call(&t[0], &t[1], &t[2], &t[3], NULL, &o) == FA_OK, "%s", fa_last_error());
     for (int i = needed ? 0 : 1; i < 2; i++) {
         o.flags = i ? FA_FULL_WORKSPACE : 0;
         EXPECT(call(&t[0], &t[1], &t[2], &t[3], NULL, &o), FA_ERROR_WORKSPACE,

@@ -262,8 +262,8 @@ static void test_sections(void)
     uint64_t state = 1;
     for (int i = 0; i < 2000; i++) {
         const fa_sm90_group group = fa_sm90_group_of((int32_t)draw(&state, 8) + 1, 2);
-        const int32_t q = group.tile_queries,
-                      k = tile_keys[draw(&state, 3)], slices = (int32_t)draw(&state, 60) + 1;
+        const int32_t q = group.tile_queries, k = tile_keys[draw(&state, 3)],
+                      slices = (int32_t)draw(&state, 60) + 1;
         const fa_sm90_split split = {.queries = q,
                                      .slices = slices,
                                      .by_slices = fa_reciprocal_of(slices),

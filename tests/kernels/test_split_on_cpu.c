@@ -150,8 +150,7 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     if (split->parts == 0) return true;
     if (split->sections) {
         fa_cuda_section_split_sm90(p, &device, (1 + number * 7 % 64) * (1 + number / 2 % 2), plan);
-        for (int i = 0; i < 2; i++)
-            plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
+        for (int i = 0; i < 2; i++) plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
         return true;
     }
     const int64_t part_tiles = number / 3 % 5, tiles = split->part_tiles * split->parts;
@@ -432,11 +431,12 @@ int main(int argc, char **argv)
                      pages && packed_over_pages),
         "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
         packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
-    CHECK(argc > 1 || (groups[1] && groups[2] && groups[3] && groups[4] && groups[5] && groups[8] &&
-                       uniform && whole),
-          "query tiles of 1, 2, 3, 4, 5 and 8 heads: %d, %d, %d, %d, %d and %d; %d lengths that the "
-          "host knows; %d with whole query tiles",
-          groups[1], groups[2], groups[3], groups[4], groups[5], groups[8], uniform, whole);
+    CHECK(
+        argc > 1 || (groups[1] && groups[2] && groups[3] && groups[4] && groups[5] && groups[8] &&
+                     uniform && whole),
+        "query tiles of 1, 2, 3, 4, 5 and 8 heads: %d, %d, %d, %d, %d and %d; %d lengths that the "
+        "host knows; %d with whole query tiles",
+        groups[1], groups[2], groups[3], groups[4], groups[5], groups[8], uniform, whole);
     CHECK(argc > 1 || (cuts[2] && cuts[3] && cuts[4]), "sections shared %d, %d and %d query tiles",
           cuts[2], cuts[3], cuts[4]);
     int more_parts = 0;
