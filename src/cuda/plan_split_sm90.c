@@ -61,8 +61,7 @@ static const double average_share = 0.7;
 
 enum {
     NARROW = 64,
-    MIDDLE = 128,   /* the largest head dims of the first two rates */
-    QUERY_BOX = 64, /* rows of a consumer */
+    MIDDLE = 128, /* the largest head dims of the first two rates */
     MOST_FITTED_QUERIES = 256,
     LEAST_KEYS = 512,              /* fewer take hardly longer than a launch; */
     LEAST_KEYS_OF_SECTIONS = 1024, /* the same if lengths are on the device */
@@ -163,7 +162,7 @@ static shape find_shape(const fa_problem *p, const fa_variant *v, const pace *pa
                .keys = v->keys,
                .group = 1,
                .pace = pace,
-               .tile_seconds = find_tile_seconds(v, pace, p->max_q <= QUERY_BOX)};
+               .tile_seconds = find_tile_seconds(v, pace, p->max_q <= FA_SM90_BOX_ROWS)};
     const int64_t diagonal =
         clamp(p->diagonal_given ? p->diagonal : p->n_k - p->rows_q, -unbounded, unbounded);
     int64_t right = p->causal ? 0 : unbounded;
@@ -441,13 +440,13 @@ static shape share_most_tiles(const fa_problem *p, const shape *alone)
     return best;
 }
 
-/* The same where that leaves clearly fewer work tiles. Full tiles of several heads are 2 to 4% slower than those of one (H200, 16
- * heads of 4, chunks of 2,048, 512 and 256 at 8k, 4k and 2k: 227 us, 232). */
 static const pace *find_sections_pace(const fa_problem *p)
 {
     return fa_cuda_has_own_lengths(p) ? &lengths_pace : &paces_of(p)->sections;
 }
 
+/* The same where that leaves clearly fewer work tiles. Full tiles of several heads are 2 to 4% slower than those of one (H200, 16
+ * heads of 4, chunks of 2,048, 512 and 256 at 8k, 4k and 2k: 227 us, 232). */
 static shape find_longest(const fa_problem *p, const fa_variant *v)
 {
     const shape alone = find_longest_alone(p, v, find_sections_pace(p)),
@@ -716,7 +715,7 @@ void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *devic
     fa_cuda_plan_launch *l = &plan->launches[0], *merge = l + 1;
     const shape s = find_longest(p, &fa_variants[l->variant]);
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, s.group,
-                       QUERY_BOX);
+                       FA_SM90_BOX_ROWS);
     const fa_sm90_split split = cut_line(p, &s, sections);
     merge->grid = fa_cuda_grid((int64_t)split.sections * FA_SM90_MERGE_SHARES);
     set_split(split, split.sections, device->multiprocessors,
@@ -730,7 +729,7 @@ static void set_whole_tiles(const fa_problem *p, const fa_cuda_device *device, f
     const shape s = find_whole_tiles(p, v);
     const int64_t tasks = s.tiles * s.heads;
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, s.group,
-                       QUERY_BOX);
+                       FA_SM90_BOX_ROWS);
     fa_cuda_set_tasks(l, s.tiles, tasks);
     l->sm90.split = (fa_sm90_split){.parts = 0,
                                     .queries = s.rows,
