@@ -24,7 +24,8 @@ enum {
 /* A thread's columns of a row, and where their sums are. */
 typedef struct row_columns {
     merged_columns to;
-    int parts; /* of the row's query tile; 0: there is nothing to merge */
+    bool exists; /* not one that is left over behind the last query of a group of heads */
+    int parts;   /* of the row's query tile; 0: there is nothing to merge */
     int first_row; /* the row's number among the rows of the slots; with sections: among those of its slot */
 #if OWN_LENGTHS
     int second; /* the section that has the second part */
@@ -54,15 +55,19 @@ FA_DEVICE section_share find_share(const fa_attention_params *p)
 FA_DEVICE row_columns locate_row(const fa_attention_params *p, const fa_sm90_split *split,
                                  const fa_sm90_cut *cut, int column, int i)
 {
-    const int query = i >> split->group_bits, head = i - (query << split->group_bits);
+    const fa_sm90_box box = split->group.box;
+    const int row = i % FA_SM90_BOX_ROWS, own = fa_sm90_query_in_box(box, row),
+              head = row - own * fa_sm90_box_heads(box),
+              query = i / FA_SM90_BOX_ROWS * fa_sm90_box_queries(box) + own;
     row_columns at;
+    at.exists = own < fa_sm90_box_queries(box);
     at.second = cut->second;
     at.to.column = column;
     at.to.batch = cut->block;
     at.to.head = cut->head + head;
     at.to.row = cut->row + query;
     at.to.lse = cut->lse + head * p->rows_q + query;
-    at.to.no_query = i >= cut->queries;
+    at.to.no_query = i >= cut->queries || !at.exists;
     at.parts = at.to.no_query ? 0 : cut->parts;
     at.first_row = i;
     return at;
@@ -90,6 +95,7 @@ FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_s
     at.to.batch = (int)fa_opaque(outer / heads);
     at.to.head = (int)(outer - (uint32_t)at.to.batch * heads);
     const int tile = at.to.row / split->queries;
+    at.exists = true;
     at.to.no_query = false;
     at.parts = fa_sm90_count_parts(split, tile);
     const int32_t task = fa_sm90_task_of(split, 0, tile, (int32_t)outer);
@@ -122,10 +128,9 @@ FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int
     }
 }
 
-/* So many rows of a query tile, with so many parts of each at a time; both are constants. Of the rows from `count` on nothing is
- * stored. */
+/* So many rows of a query tile, with so many parts of each at a time; both are constants. */
 FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *split,
-                             const row_columns *at, int together, int ahead, int count)
+                             const row_columns *at, int together, int ahead)
 {
     fa_sm90_row_sum all[MOST_TOGETHER], sums[MOST_TOGETHER][MOST_AHEAD];
     float4 x[MOST_TOGETHER][2 * MOST_AHEAD];
@@ -136,7 +141,8 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++) out[r][i] = 0.0f;
     }
-    for (int first = 0; first < at[0].parts; first += ahead) {
+    const int parts = max(at[0].parts, at[together - 1].parts);
+    for (int first = 0; first < parts; first += ahead) {
 #pragma unroll
         for (int r = 0; r < together; r++) load_parts(split, &at[r], first, ahead, x[r], sums[r]);
 #pragma unroll
@@ -144,7 +150,7 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
     }
 #pragma unroll
     for (int r = 0; r < together; r++)
-        if (r < count) finish_columns(p, &at[r].to, &all[r], out[r]);
+        if (at[r].exists) finish_columns(p, &at[r].to, &all[r], out[r]);
 }
 
 #if OWN_LENGTHS
@@ -161,16 +167,16 @@ FA_DEVICE void merge_rows(const fa_attention_params *p, const fa_sm90_split *spl
     int i = cut.first + rows * own->share / FA_SM90_MERGE_SHARES + own->row;
     if (cut.parts == 2) {
         for (; i < end; i += 2 * step) {
-            const row_columns at[2] = {
-                locate_row(p, split, &cut, own->column, i),
-                locate_row(p, split, &cut, own->column, min(i + step, end - 1))};
-            merge_columns(p, split, at, 2, 2, i + step < end ? 2 : 1);
+            row_columns at[2] = {locate_row(p, split, &cut, own->column, i),
+                                 locate_row(p, split, &cut, own->column, min(i + step, end - 1))};
+            if (i + step >= end) at[1].exists = false;
+            merge_columns(p, split, at, 2, 2);
         }
         return;
     }
     for (; i < end; i += step) {
         const row_columns at = locate_row(p, split, &cut, own->column, i);
-        merge_columns(p, split, &at, 1, MOST_AHEAD, 1);
+        merge_columns(p, split, &at, 1, MOST_AHEAD);
     }
 }
 
@@ -191,6 +197,6 @@ FA_KERNEL __launch_bounds__(THREADS, OWN_LENGTHS ? FA_SM90_MERGE_BLOCKS : 1)
 #if OWN_LENGTHS
     merge_rows(&p, &s.split, &own);
 #else
-    if (at.to.batch < p.batch) merge_columns(&p, &s.split, &at, 1, MOST_AHEAD, 1);
+    if (at.to.batch < p.batch) merge_columns(&p, &s.split, &at, 1, MOST_AHEAD);
 #endif
 }

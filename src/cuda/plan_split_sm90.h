@@ -26,6 +26,9 @@ bool fa_cuda_plan_split_form(const fa_problem *problem, fa_cuda_split_form form,
 bool fa_cuda_is_split_faster(const fa_problem *problem, const fa_problem *many,
                              const fa_cuda_device *device);
 
+/* The time of the fastest of forward_sm90 and these kernels, by a model. The host knows all lengths. */
+double fa_cuda_forward_sm90_seconds(const fa_problem *problem, const fa_cuda_device *device);
+
 /* The second parameter of the first launch. False if a map cannot be made. */
 bool fa_cuda_split_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                fa_cuda_encoder *encode, fa_sm90_params *params,
@@ -39,9 +42,8 @@ fa_sm90_split fa_cuda_split_of(const fa_problem *problem, const fa_cuda_plan_lau
 void fa_cuda_cut_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
                             int64_t part_tiles, fa_cuda_plan *plan);
 
-/* If lengths are on the device, or heads share query tiles: cuts the line of all work into so many sections; few: if all keys
- * may stay in the L2 cache. */
+/* If lengths are on the device, or heads share query tiles: cuts the line of all work into so many sections. */
 void fa_cuda_section_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
-                                int64_t few, int64_t sections, fa_cuda_plan *plan);
+                                int64_t sections, fa_cuda_plan *plan);
 
 #endif
