@@ -189,6 +189,34 @@ VARIANT_16BIT(forward_sm80_d512, .file = "forward_sm80/forward_sm80", .kernel = 
               .keys = 64, .stages = 1, .blocks = 1, .ahead = 8)
 END(forward, sm80)
 
+/* For few work tiles: each has a part of the keys. */
+FAMILY(forward, sm80_split)
+VARIANT_16BIT(forward_sm80_split_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 64, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 2, .blocks = 2, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT_SUFFIX(forward_sm80_split_d64, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 64, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 64, .stages = 2, .blocks = 3, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT(forward_sm80_split_d128, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 128, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT_SUFFIX(forward_sm80_split_d128, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 128, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 64, .stages = 1, .blocks = 3, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT(forward_sm80_split_d256, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 256, .options = 0, .warps = 8, .split = 2, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 1, .ahead = 1, .split_keys = 1)
+/* Also for shared memory of 99 KiB (Ada). */
+VARIANT_16BIT_SUFFIX(forward_sm80_split_d256, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 256, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 32, .stages = 1, .blocks = 2, .ahead = 1, .split_keys = 1)
+END(forward, sm80_split)
+
+/* Merges the parts. */
+FAMILY(forward_merge, sm80)
+VARIANT_16BIT(forward_sm80_merge, .file = "forward_sm80/merge", .kernel = "forward_sm80_merge", .architecture = 80)
+END(forward_merge, sm80)
+
 FAMILY(forward, sm75)
 /* The same source without asynchronous copies, for shared memory of 64 KiB. */
 VARIANT(forward_sm75_d64_f16, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 75,

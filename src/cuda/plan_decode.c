@@ -950,6 +950,14 @@ bool fa_cuda_is_decode_sm90_slower(const fa_problem *p, const fa_cuda_device *de
     return !is_long && has_no_need_of_parts(p, device, why, size);
 }
 
+static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    const fa_cuda_family *const split = &fa_cuda_forward_split_sm80;
+    if (fa_cuda_is_decode_slower(p, device, why, size)) return true;
+    return p->pass == FA_PASS_FORWARD && !p->cu_seqlens_q && fa_cuda_is_tried(split, device) &&
+           !split->slower(p, device, NULL, 0);
+}
+
 static bool plan_decode(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size)
 {
@@ -962,6 +970,6 @@ const fa_cuda_family fa_cuda_decode = {
     .name = "decode",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .slower = fa_cuda_is_decode_slower,
+    .slower = is_slower,
     .plan = plan_decode,
 };
