@@ -23,6 +23,9 @@ struct fa_cuda_family {
      * environment names this family; NULL: no later family is faster. */
     bool (*slower)(const fa_problem *problem, const fa_cuda_device *device, char *why, size_t size);
 
+    /* The time of the fastest of this family and those after it, by a model; NULL: there is none. The host knows all lengths. */
+    double (*seconds)(const fa_problem *problem, const fa_cuda_device *device);
+
     /* Later families that refuse every gradient that it refuses. If it has planned a problem before the
      * gradients are known, none of these will run the problem. */
     const fa_cuda_family *replaces[3];

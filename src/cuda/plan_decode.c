@@ -14,7 +14,6 @@
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
-#include "cuda/plan_split_sm90.h"
 
 /* Positions and rows, plus a tile, are counted in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
@@ -918,7 +917,7 @@ static bool is_slower_with_many_rows(const fa_problem *p, const fa_cuda_device *
     if (p->pass != FA_PASS_FORWARD || p->n_q <= fa_cuda_most_few(p) || fa_cuda_has_own_lengths(p))
         return false;
     return p->n_k < LEAST_N_K_OF_MANY_ROWS ||
-           !(decode_sm90_seconds(p, device) < fa_cuda_forward_sm90_seconds(p, device));
+           !(decode_sm90_seconds(p, device) < fa_cuda_forward_split_sm90.seconds(p, device));
 }
 
 static bool has_no_need_of_parts(const fa_problem *p, const fa_cuda_device *device, char *why,

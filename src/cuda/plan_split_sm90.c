@@ -824,7 +824,7 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
     return fa_cuda_plan_split_form(p, form, device, plan, why, size);
 }
 
-double fa_cuda_forward_sm90_seconds(const fa_problem *p, const fa_cuda_device *device)
+static double find_seconds(const fa_problem *p, const fa_cuda_device *device)
 {
     fa_cuda_plan plain;
     const int64_t blocks = device->multiprocessors;
@@ -872,6 +872,7 @@ const fa_cuda_family fa_cuda_forward_split_sm90 = {
     .newest = 90,
     .does_few = true,
     .slower = is_split_slower,
+    .seconds = find_seconds,
     .unaligned = {&fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed},
     .without_workspace = &fa_cuda_forward_sm90,
     .plan = plan_split,

@@ -26,9 +26,6 @@ bool fa_cuda_plan_split_form(const fa_problem *problem, fa_cuda_split_form form,
 bool fa_cuda_is_split_faster(const fa_problem *problem, const fa_problem *many,
                              const fa_cuda_device *device);
 
-/* The time of the fastest of forward_sm90 and these kernels, by a model. The host knows all lengths. */
-double fa_cuda_forward_sm90_seconds(const fa_problem *problem, const fa_cuda_device *device);
-
 /* The second parameter of the first launch. False if a map cannot be made. */
 bool fa_cuda_split_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                fa_cuda_encoder *encode, fa_sm90_params *params,
