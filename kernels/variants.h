@@ -664,6 +664,8 @@ VARIANT(backward_tf32_prepare_d128, .file = "backward_sm80/prepare", .kernel = "
         .element = FA_ELEMENT_TF32, .head_dim = 128)
 VARIANT(backward_tf32_prepare_d256, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
         .element = FA_ELEMENT_TF32, .head_dim = 256)
+VARIANT(backward_tf32_prepare_d320, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 320)
 VARIANT(backward_tf32_prepare_d384, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384)
 VARIANT(backward_tf32_prepare_d512, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
@@ -718,6 +720,9 @@ VARIANT(backward_tf32_d256_small_general, .file = "backward_sm80/backward_sm80",
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
         .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
 /* Warps share the products of scores. For 227 KiB (Hopper). */
+VARIANT(backward_tf32_d320, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 320, .options = 0, .warps = 8, .group_rows = 32,
+        .keys = 64, .queries = 32, .stages = 1, .slices = 2, .blocks = 1)
 VARIANT(backward_tf32_d384, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384, .options = 0, .warps = 12, .group_rows = 32,
         .keys = 32, .queries = 32, .stages = 1, .slices = 3, .blocks = 1)
@@ -822,6 +827,8 @@ VARIANT(backward_tf32_finish_d128, .file = "backward_sm80/finish", .kernel = "ba
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128)
 VARIANT(backward_tf32_finish_d256, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256)
+VARIANT(backward_tf32_finish_d320, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 320)
 VARIANT(backward_tf32_finish_d384, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384)
 VARIANT(backward_tf32_finish_d512, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,

@@ -26,7 +26,7 @@ enum {
     Q_AT = V_AT + KEY_BYTES,
     DOUT_AT = Q_AT + (BESIDE_KEYS ? 0 : Q_BUFFERS * Q_BYTES),
     Q_TO_DOUT = DOUT_AT - Q_AT, /* of the same stage */
-    ROWS_AT = DOUT_AT + Q_BUFFERS * Q_BYTES,
+    ROWS_AT = DOUT_AT + (BOTH_BESIDE_KEYS ? 0 : Q_BUFFERS * Q_BYTES),
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
     WEIGHTS_AT = DS_AT + FA_BACKWARD_SM80_ROOM(ELEMENT, DS_BUFFERS) * SCORE_BYTES,
@@ -66,14 +66,14 @@ enum {
 };
 
 /* From LARGEST_AT on: for each key, the largest numbers of its row in each tile of 8 queries, of
- * weights, then of dS; for each query, those of dS in each tile of 16 keys; then the factors of
- * sums of products for rows of dV, dK and dQ. */
+ * weights, then of dS; for each query, those of dS in each half of the keys, which one warp has;
+ * then the factors of sums of products for rows of dV, dK and dQ. */
 enum {
     TILES_ACROSS = QUERIES / 8,
     TILES_DOWN = KEYS / 16,
     KEY_LARGEST = 0,
     QUERY_LARGEST = KEY_LARGEST + 2 * KEYS * TILES_ACROSS * 4,
-    DV_FACTORS = QUERY_LARGEST + QUERIES * TILES_DOWN * 4,
+    DV_FACTORS = QUERY_LARGEST + QUERIES * 8,
     DK_FACTORS = DV_FACTORS + KEYS * 4,
     DQ_FACTORS = DK_FACTORS + KEYS * 4
 };
@@ -88,6 +88,7 @@ typedef struct fa_layout {
     /* For queries: if a warp has 8, of four matrices side by side; otherwise like b. */
     uint32_t q;
     int lane, warp, group, share; /* share: the warp's number in its group */
+    int column;                   /* the first one of its columns of dK and dV */
 } fa_layout;
 
 /* Whether rows of a tensor consist of whole, aligned vectors of 16 bytes. */
@@ -130,6 +131,7 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     l.warp = thread / 32;
     l.group = l.warp / SPLIT;
     l.share = l.warp % SPLIT;
+    l.column = (ONE_GRADIENT ? l.share / 2 : l.share) * COLUMNS;
     return l;
 }
 
@@ -145,18 +147,24 @@ FA_DEVICE int place_of(int count) { return STAGES == 2 || BESIDE_KEYS ? count & 
 
 FA_DEVICE uint32_t q_at(uint32_t memory, int place)
 {
+    if (BOTH_BESIDE_KEYS) return memory + (place ? V_AT : K_AT);
     if (BESIDE_KEYS) return memory + (place ? K_AT : Q_AT);
     return memory + Q_AT + (Q_BUFFERS == 2 ? (uint32_t)place * Q_BYTES : 0);
 }
 
 FA_DEVICE uint32_t dout_at(uint32_t memory, int place)
 {
+    if (BOTH_BESIDE_KEYS) return q_at(memory, place) + Q_BYTES;
     if (BESIDE_KEYS) return memory + (place ? V_AT : DOUT_AT);
     return memory + DOUT_AT + (Q_BUFFERS == 2 ? (uint32_t)place * Q_BYTES : 0);
 }
 
 /* Which half of the rows there it uses, as an offset in bytes in each group of banks. */
-FA_DEVICE uint32_t half_of(int count) { return TAKES_TURNS ? (uint32_t)(count & 1) * 64 : 0; }
+FA_DEVICE uint32_t half_of(int count)
+{
+    if (BOTH_BESIDE_KEYS) return 64;
+    return TAKES_TURNS ? (uint32_t)(count & 1) * 64 : 0;
+}
 
 FA_DEVICE uint32_t dout_half_of(int count) { return BESIDE_KEYS ? 64 : half_of(count); }
 

@@ -144,11 +144,25 @@ static bool wants_short(const fa_problem *p, const fa_variant *v)
     return 100 * count_pairs(p, 2 * v->keys) >= 108 * count_pairs(p, v->keys);
 }
 
+/* Whether a variant's warps have columns of one gradient each. It adds to no rows of the caller, and computes 64 keys at a time
+ * where the variant of wider heads has 32: with no more keys than these, half of its work is for nothing. If lengths are on
+ * the device, the longest sequence is another item's, which must not matter. */
+static bool has_one_gradient(const fa_variant *v)
+{
+    return FA_BACKWARD_SM80_BOTH_BESIDE_KEYS(v->element, v->keys, v->queries, v->slices);
+}
+
+static bool wants_one_gradient(const fa_problem *p, const fa_variant *v, int with)
+{
+    return !(with & IN_PLACE) && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys / 2);
+}
+
 /* Whether a variant is for the problem; one with every option also does without. */
-static bool takes(const fa_variant *v, const fa_problem *p)
+static bool takes(const fa_variant *v, const fa_problem *p, int with)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     return v->head_dim >= dim && has_type(v, p) && (!v->short_rows || wants_short(p, v)) &&
+           (!has_one_gradient(v) || wants_one_gradient(p, v, with)) &&
            (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
 }
 
@@ -176,13 +190,13 @@ static bool has_room(const fa_cuda_device *device, const fa_variant *v, int bloc
 
 /* The first variant that does the problem and that a block's shared memory has room for; of the same head dim rather one that
  * has as many blocks on a multiprocessor as it is made for. Without any the first that does the problem, which is refused. */
-static const fa_variant *find_main(const fa_problem *p, const rows *of,
+static const fa_variant *find_main(const fa_problem *p, const rows *of, int with,
                                    const fa_cuda_device *device)
 {
     const fa_variant *found = NULL, *first = NULL;
     for (int i = of->first; i < of->end; i++) {
         const fa_variant *v = &fa_variants[i];
-        if (!takes(v, p) || (found && v->head_dim > found->head_dim)) continue;
+        if (!takes(v, p, with) || (found && v->head_dim > found->head_dim)) continue;
         if (has_room(device, v, v->blocks)) return v;
         if (!found && has_room(device, v, 1)) found = v;
         if (!first) first = v;
@@ -309,7 +323,7 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
     fa_cuda_plan *plan = x->plan;
-    const fa_variant *v = find_main(p, of, x->device);
+    const fa_variant *v = find_main(p, of, with, x->device);
     fa_cuda_plan_launch *const prepare = add_pass(x, of->prepare, v->head_dim);
     if ((with & CORRECTED) && !add_weight_sums(x, v)) return false;
     fa_cuda_plan_launch *const main =
