@@ -253,6 +253,9 @@ VARIANT(forward_f16x3_sm90_general256, .file = "forward_f16x3_sm90/forward_f16x3
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1)
 /* Two blocks, a cluster, share a work tile and have half of the columns each. */
+VARIANT(forward_f16x3_sm90_d288, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 288, .value_dim = 144, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)
 VARIANT(forward_f16x3_sm90_d320, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2,
         .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)

@@ -30,7 +30,8 @@
  * after the third, these have been read, and the largest numbers of rows are known; after the
  * fourth, weights and dS have been stored. Then a warp computes its columns of all three gradients,
  * and copies these columns of the next tile when it no longer needs them. If operands are float16
- * parts, queries and dout come from the workspace.
+ * parts, queries and dout come from the workspace. With 64 keys (ONE_GRADIENT) a warp has 32 of them
+ * and half of the columns of either dK or dV, and a part of dQ.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/high_low.cuh"
@@ -415,13 +416,40 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
 /* Whether the warp computes dQ of the previous tile before this tile's scores. */
 FA_DEVICE bool is_early(void) { return TWO_HALVES && ptx_thread_id() < THREADS / 2; }
 
+#if ONE_GRADIENT
+
+/* Copies and splits keys, then values. The first tile of queries lies beside keys, so its copies
+ * begin when these have been split. */
+FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                           uint32_t memory, block_work *w)
+{
+    static_assert(!OPTIONS && !THREE_PRODUCTS, "no keys to clear, no factors");
+    const tile_cursor at = first_tile(w);
+    issue_keys(&p->a, memory, w);
+    ptx_cp_async_commit();
+    issue_values(&p->a, memory, w);
+    ptx_cp_async_commit();
+    ptx_cp_async_wait(1);
+    __syncthreads();
+    split_key_rows(memory, K_AT, p->a.d);
+    __syncthreads();
+    issue_tile(p, s, memory, w, &at, ALL_OF_TILE);
+    ptx_cp_async_commit();
+    ptx_cp_async_wait(1);
+    __syncthreads();
+    split_key_rows(memory, V_AT, p->a.d_v);
+}
+
+#else
+
 /* Issues the first copies. */
 FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_params *s,
                            uint32_t memory, block_work *w)
 {
     const tile_cursor at = first_tile(w);
     issue_keys(&p->a, memory, w);
-    issue_tile(p, s, memory, w, &at, BOTH_BESIDE_KEYS ? THE_ROWS : ALL_OF_TILE);
+    issue_values(&p->a, memory, w);
+    issue_tile(p, s, memory, w, &at, ALL_OF_TILE);
 #if THREE_PRODUCTS
     if (!s->factors) fill_factors(memory);
 #endif
@@ -437,11 +465,9 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
     __syncthreads();
     split_keys(&p->a, memory);
 #endif
-    if (BOTH_BESIDE_KEYS) { /* until now there were keys and values */
-        __syncthreads();
-        issue_tile(p, s, memory, w, &at, THE_QUERIES | THE_DOUT);
-    }
 }
+
+#endif
 
 FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80_params *s,
                              const block_work *w, thread_state *x)

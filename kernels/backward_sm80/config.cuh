@@ -59,7 +59,8 @@
 #define BOTH_BESIDE_KEYS                                                                           \
     (FA_BACKWARD_SM80_BOTH_BESIDE_KEYS(ELEMENT, KEYS, QUERIES, SLICES) && !SCORES_ALONE)
 
-/* A warp has columns of either dK or dV. */
+/* A warp has half of the columns of either dK or dV, of its group's keys. With 64 keys and eight
+ * warps, columns of both would not be whole units of 32. */
 #define ONE_GRADIENT BOTH_BESIDE_KEYS
 
 /* A thread copies the same unit of several rows of parts (issue_parts). */
@@ -118,6 +119,7 @@ static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= SEMAPHORES,
 static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % (8 * COLUMN_TILES) == 0,
               "whole fragments");
 static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
+static_assert(!ONE_GRADIENT || SPLIT == 4, "four warps share keys: dK and dV, half of the columns");
 
 enum {
     /* All weights and dS come from shared memory, including those of a warp's own queries. */

@@ -67,12 +67,15 @@ FA_DEVICE query_powers load_query_powers(uint32_t at)
     return powers;
 }
 
+/* A block of one gradient has many keys for few warps. */
+enum { ROWS_OF_POWERS = ONE_GRADIENT ? 4 : 1 };
+
 /* Finds the powers of rows of keys or values, with a warp for each row, and stores their inverses,
  * times KEY_UNIT: the one of row r at offset 8 r. */
 FA_DEVICE void find_row_powers(uint32_t inverses, uint32_t at, int rows)
 {
     const int lane = ptx_thread_id() % 32;
-#pragma unroll 1
+#pragma unroll ROWS_OF_POWERS
     for (int row = ptx_thread_id() / 32; row < rows; row += WARPS) {
         float largest = 0.0f;
 #pragma unroll
@@ -444,6 +447,19 @@ FA_DEVICE void share_operands(uint32_t memory, const tile_part *part,
 
 #endif
 
+#if ONE_GRADIENT
+
+/* Splits keys or values, once. The copies of all threads have arrived. at: K_AT or V_AT. */
+FA_DEVICE void split_key_rows(uint32_t memory, uint32_t at, int columns)
+{
+    const uint32_t inverses = memory + POWERS_AT + KEY_POWERS + (at == V_AT ? 4 : 0);
+    find_row_powers(inverses, memory + at, KEYS);
+    __syncthreads();
+    split_rows(inverses, memory + at, KEYS, columns);
+}
+
+#else
+
 /* Splits keys and values, once. The copies of all threads have arrived. */
 FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
 {
@@ -454,6 +470,8 @@ FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
     split_rows(inverses, memory + K_AT, KEYS, p->d);
     split_rows(inverses + 4, memory + V_AT, KEYS, p->d_v);
 }
+
+#endif
 
 #endif
 

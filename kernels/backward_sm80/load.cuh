@@ -202,12 +202,16 @@ FA_DEVICE void issue_own_columns(const row_source *from, uint32_t to)
 FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const block_work *w)
 {
     const fa_tile *t = &w->sequence;
-    const int64_t first = t->start_k + w->keys.first;
-    const row_source k =
-        source_of(&p->k, t->block_k, first, t->head_kv, p->d, w->seen_key_from, w->seen_key_to);
-    const row_source v =
-        source_of(&p->v, t->block_k, first, t->head_kv, p->d_v, w->seen_key_from, w->seen_key_to);
+    const row_source k = source_of(&p->k, t->block_k, t->start_k + w->keys.first, t->head_kv, p->d,
+                                   w->seen_key_from, w->seen_key_to);
     issue_rows(&k, KEYS, memory + K_AT);
+}
+
+FA_DEVICE void issue_values(const fa_attention_params *p, uint32_t memory, const block_work *w)
+{
+    const fa_tile *t = &w->sequence;
+    const row_source v = source_of(&p->v, t->block_k, t->start_k + w->keys.first, t->head_kv,
+                                   p->d_v, w->seen_key_from, w->seen_key_to);
     issue_rows(&v, KEYS, memory + V_AT);
 }
 
