@@ -345,9 +345,11 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
 #if ONE_GRADIENT
     issue_next(p, s, w, x->memory, at, ALL_OF_TILE);
     const bool of_values = l->share % 2 != 0;
-    if (column < (of_values ? p->a.d_v : p->a.d))
+    const int columns = (of_values ? p->a.d_v : p->a.d) - column;
+    if (columns > 0)
         add_high_low_gradient(&x->own, x->memory + (of_values ? WEIGHTS_AT : DS_AT) + rows,
-                              of_values ? dout : q, factors + (of_values ? DV_FACTORS : DK_FACTORS));
+                              of_values ? dout : q, factors + (of_values ? DV_FACTORS : DK_FACTORS),
+                              columns);
     __syncwarp();
 #else
     issue_next(p, s, w, x->memory, at, THE_ROWS);
@@ -355,7 +357,8 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     if (NO_SCORES == 0) copy_next(p, s, w, x->memory, at, THE_DOUT);
 #endif
     if (column < p->a.d_v)
-        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + rows, dout, factors + DV_FACTORS);
+        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + rows, dout, factors + DV_FACTORS,
+                              COLUMNS);
     __syncwarp();
 #if BESIDE_KEYS
     if (NO_SCORES == 0) copy_next(p, s, w, x->memory, at, THE_QUERIES);
@@ -363,7 +366,7 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     issue_next(p, s, w, x->memory, at, THE_DOUT | OWN_COLUMNS);
 #endif
     if (column < p->a.d)
-        add_high_low_gradient(&x->dk, x->memory + DS_AT + rows, q, factors + DK_FACTORS);
+        add_high_low_gradient(&x->dk, x->memory + DS_AT + rows, q, factors + DK_FACTORS, COLUMNS);
     __syncwarp();
     if (!BESIDE_KEYS) issue_next(p, s, w, x->memory, at, THE_QUERIES | OWN_COLUMNS);
 #endif

@@ -112,9 +112,8 @@
     (FA_BACKWARD_SM80_BESIDE_KEYS(element, slices) && (keys) >= 2 * (queries))
 #define FA_BACKWARD_SM80_Q_AREAS(element, keys, queries, stages, slices)                           \
     (FA_BACKWARD_SM80_BOTH_BESIDE_KEYS(element, keys, queries, slices) ? 0                         \
-     : FA_BACKWARD_SM80_BESIDE_KEYS(element, slices)                                               \
-         ? 1                                                                                       \
-         : 2 * FA_BACKWARD_SM80_ROOM(element, stages))
+     : FA_BACKWARD_SM80_BESIDE_KEYS(element, slices)                   ? 1                         \
+                                                     : 2 * FA_BACKWARD_SM80_ROOM(element, stages))
 
 /* Bytes of dS; if warps share keys, also of weights, and of dS for dK if it differs from dS for dQ.
  * With wide heads these replace the parts of scores and of dP. */
@@ -134,9 +133,7 @@
 #define FA_BACKWARD_SM80_POWERS(element, keys, queries, stages)                                    \
     (FA_BACKWARD_SM80_HAS_PARTS(element) ? ((keys) + (stages) * (queries)) * 8 : 0)
 #define FA_BACKWARD_SM80_LARGEST(keys, queries, slices)                                            \
-    ((slices) > 0                                                                                  \
-         ? (keys) * ((queries) / 8) * 8 + (queries)*8 + (2 * (keys) + (queries)) * 4               \
-         : 0)
+    ((slices) > 0 ? (keys) * ((queries) / 8) * 8 + (queries)*8 + (2 * (keys) + (queries)) * 4 : 0)
 
 /* Bytes of the factors if a warp has its own parts: of dS for dQ, one for each query and group of
  * warps; if warps share keys, of weights and of dS, one for each key and 16 queries. */

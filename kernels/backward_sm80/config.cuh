@@ -79,9 +79,9 @@ enum {
     GROUPS = KEYS / GROUP_ROWS,
     /* The queries of a tile for which a warp computes scores, or its slice of them: half of the
      * tile if there are warps enough. */
-    OWN_QUERIES = !SHARED_SCORES                   ? QUERIES / SPLIT
+    OWN_QUERIES = !SHARED_SCORES                 ? QUERIES / SPLIT
                   : 4 * SLICES * GROUPS <= WARPS ? QUERIES / 2
-                                                   : QUERIES,
+                                                 : QUERIES,
     /* Columns of dK and dV that a warp computes, or of one of them. */
     COLUMNS = ONE_GRADIENT ? HEAD_DIM / (SPLIT / 2) : HEAD_DIM / SPLIT,
     /* Queries whose scores are in registers at the same time. Options need registers, too. */
@@ -140,8 +140,7 @@ enum {
     DQ_COLUMNS = HEAD_DIM * DQ_ROW_WARPS / WARPS,
     DQ_N_TILES = DQ_COLUMNS / 8
 };
-static_assert(WARPS % DQ_ROW_WARPS == 0 &&
-                  DQ_COLUMNS % (ONE_GRADIENT ? 16 : 8 * COLUMN_TILES) == 0,
+static_assert(WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMNS % (ONE_GRADIENT ? 16 : 8 * COLUMN_TILES) == 0,
               "whole fragments of dQ");
 
 /* The factor by which a weight becomes its true value. */

@@ -210,9 +210,9 @@ FA_DEVICE void multiply_high_low(float sum[2][4], const high_low *a, const high_
 
 /* The products of all queries. weights: where the lane's fragments of weights or dS begin; tile:
  * where those of dout or of queries begin, of the warp's share; factors: those of the lane's first
- * row of the gradient. */
+ * row of the gradient; columns: those of the share that exist, in a kernel of one gradient. */
 FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t tile,
-                                     uint32_t factors)
+                                     uint32_t factors, int columns)
 {
     enum { STEPS = QUERIES / STEP };
     high_low a[STEPS][M_TILES];
@@ -225,6 +225,7 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
                       i % M_TILES * 16 * SCORE_PITCH);
 #pragma unroll
     for (int n = 0; n < D_TILES; n += 2) {
+        if (ONE_GRADIENT && n > 0 && n % COLUMN_TILES == 0 && 8 * n >= columns) break;
         float sum[M_TILES][2][4] = {{{0.0f}}};
         high_low b[STEPS];
 #pragma unroll
@@ -341,10 +342,9 @@ FA_DEVICE void store_largest(uint32_t largest, const tile_part *part,
     y = fmaxf(y, __shfl_xor_sync(0xffffffffu, y, 8));
     y = fmaxf(y, __shfl_xor_sync(0xffffffffu, y, 16));
     if (g < 2)
-        ptx_st_shared_f32(
-            largest + QUERY_LARGEST +
-                (uint32_t)(query * 2 + part->key / (16 * WEIGHT_M_TILES)) * 4,
-            y);
+        ptx_st_shared_f32(largest + QUERY_LARGEST +
+                              (uint32_t)(query * 2 + part->key / (16 * WEIGHT_M_TILES)) * 4,
+                          y);
 }
 
 /* The power of row `key` of dV or dK. */

@@ -74,8 +74,8 @@ FA_DEVICE void share_slice(uint32_t memory, int count, int d, int d_v)
     const int slice = l->warp / 2 % SLICES, rest = l->warp / 2 / SLICES;
     const int block = rest % (QUERIES / SLICE_QUERIES), group = rest / (QUERIES / SLICE_QUERIES);
     const int columns = kind == DP ? d_v : d;
-    const uint32_t keys = memory + K_AT + (uint32_t)(group * GROUP_ROWS * PITCH) + l->a +
-                          (kind == DP ? V_AT : 0);
+    const uint32_t keys =
+        memory + K_AT + (uint32_t)(group * GROUP_ROWS * PITCH) + l->a + (kind == DP ? V_AT : 0);
     const uint32_t queries =
         ((kind == DP ? dout_at(memory, place_of(count)) : q_at(memory, place_of(count))) +
          (uint32_t)(block * SLICE_QUERIES * PITCH) + l->q) ^
