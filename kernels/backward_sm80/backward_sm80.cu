@@ -335,7 +335,7 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
                              const block_work *w, thread_state *x, const tile_cursor *at)
 {
     const fa_layout layout = find_layout(x->memory), *l = &layout;
-    const int column = l->column;
+    const int column = own_column(l);
     const uint32_t own = l->a + (uint32_t)column * ELEMENT_BYTES;
     const uint32_t q = (q_at(x->memory, place_of(at->count)) + own) ^ half_of(at->count);
     const uint32_t dout = (dout_at(x->memory, place_of(at->count)) + own) ^ dout_half_of(at->count);
@@ -430,8 +430,6 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
     const tile_cursor at = first_tile(w);
     issue_keys(&p->a, memory, w);
     ptx_cp_async_commit();
-    issue_values(&p->a, memory, w);
-    ptx_cp_async_commit();
     ptx_cp_async_wait(1);
     __syncthreads();
     split_key_rows(memory, K_AT, p->a.d);
@@ -451,7 +449,6 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
 {
     const tile_cursor at = first_tile(w);
     issue_keys(&p->a, memory, w);
-    issue_values(&p->a, memory, w);
     issue_tile(p, s, memory, w, &at, ALL_OF_TILE);
 #if THREE_PRODUCTS
     if (!s->factors) fill_factors(memory);
@@ -495,23 +492,6 @@ FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80
     add_dq(p, s, w, x->memory, &last);
 }
 
-/* Stores the block's gradients of keys and values. */
-FA_DEVICE void store_gradients(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                               const block_work *w, const thread_state *x)
-{
-    const fa_layout layout = find_layout(x->memory);
-    float *const sums = w->key_sums, *const value_sums = sums ? sums + KEYS * HEAD_DIM : NULL;
-    const gradient_rows dk = find_gradient_rows(&w->keys, &p->dk, sums, p->a.d);
-    const gradient_rows dv = find_gradient_rows(&w->keys, &p->dv, value_sums, p->a.d_v);
-#if ONE_GRADIENT
-    if (layout.share % 2) store_gradient(&dv, &x->own, &layout, value_scale(&p->a));
-    else store_gradient(&dk, &x->own, &layout, dk_scale(&p->a, s));
-#else
-    store_gradient(&dk, &x->dk, &layout, dk_scale(&p->a, s));
-    store_gradient(&dv, &x->dv, &layout, value_scale(&p->a));
-#endif
-}
-
 FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     backward_sm80(const __grid_constant__ fa_backward_params p,
                   const __grid_constant__ fa_backward_sm80_params s)
@@ -531,5 +511,19 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     clear_gradient(&x.dv);
 #endif
     if (work.tiles > 0) consume_tiles(&p, &s, &work, &x);
-    store_gradients(&p, &s, &work, &x);
+    const fa_layout layout = find_layout(x.memory);
+    float *sums = work.key_sums;
+    const gradient_rows dk = find_gradient_rows(&work.keys, &p.dk, sums, p.a.d);
+#if ONE_GRADIENT
+    if (layout.share % 2 == 0) store_gradient(&dk, &x.own, &layout, dk_scale(&p.a, &s));
+#else
+    store_gradient(&dk, &x.dk, &layout, dk_scale(&p.a, &s));
+#endif
+    if (sums) sums += KEYS * HEAD_DIM;
+    const gradient_rows dv = find_gradient_rows(&work.keys, &p.dv, sums, p.a.d_v);
+#if ONE_GRADIENT
+    if (layout.share % 2 != 0) store_gradient(&dv, &x.own, &layout, value_scale(&p.a));
+#else
+    store_gradient(&dv, &x.dv, &layout, value_scale(&p.a));
+#endif
 }

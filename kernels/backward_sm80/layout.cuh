@@ -88,7 +88,6 @@ typedef struct fa_layout {
     /* For queries: if a warp has 8, of four matrices side by side; otherwise like b. */
     uint32_t q;
     int lane, warp, group, share; /* share: the warp's number in its group */
-    int column;                   /* the first one of its columns of dK and dV */
 } fa_layout;
 
 /* Whether rows of a tensor consist of whole, aligned vectors of 16 bytes. */
@@ -131,8 +130,13 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     l.warp = thread / 32;
     l.group = l.warp / SPLIT;
     l.share = l.warp % SPLIT;
-    l.column = (ONE_GRADIENT ? l.share / 2 : l.share) * COLUMNS;
     return l;
+}
+
+/* The first of the warp's columns of dK and dV. */
+FA_DEVICE int own_column(const fa_layout *l)
+{
+    return (ONE_GRADIENT ? l->share / 2 : l->share) * COLUMNS;
 }
 
 /* The address of a fragment whose columns begin at unit `unit`: an even number, or any number if

@@ -199,19 +199,20 @@ FA_DEVICE void issue_own_columns(const row_source *from, uint32_t to)
 
 /* ---- Keys and values ------------------------------------------------------------------------- */
 
-FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const block_work *w)
+FA_DEVICE row_source keys_of_block(const fa_kernel_view *view, const block_work *w, int columns)
 {
     const fa_tile *t = &w->sequence;
-    const row_source k = source_of(&p->k, t->block_k, t->start_k + w->keys.first, t->head_kv, p->d,
-                                   w->seen_key_from, w->seen_key_to);
-    issue_rows(&k, KEYS, memory + K_AT);
+    return source_of(view, t->block_k, t->start_k + w->keys.first, t->head_kv, columns,
+                     w->seen_key_from, w->seen_key_to);
 }
 
-FA_DEVICE void issue_values(const fa_attention_params *p, uint32_t memory, const block_work *w)
+FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const block_work *w)
 {
-    const fa_tile *t = &w->sequence;
-    const row_source v = source_of(&p->v, t->block_k, t->start_k + w->keys.first, t->head_kv,
-                                   p->d_v, w->seen_key_from, w->seen_key_to);
+    const row_source k = keys_of_block(&p->k, w, p->d), v = keys_of_block(&p->v, w, p->d_v);
+    issue_rows(&k, KEYS, memory + K_AT);
+#if ONE_GRADIENT /* values are waited for later */
+    ptx_cp_async_commit();
+#endif
     issue_rows(&v, KEYS, memory + V_AT);
 }
 
