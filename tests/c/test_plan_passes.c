@@ -347,6 +347,35 @@ static fa_problem make_float32(int64_t d, int64_t d_v, fa_precision precision)
     return p;
 }
 
+/* Blocks of 64 keys compute a pair in less time, but there must be enough of them. */
+static void test_blocks_of_wide_heads(void)
+{
+    static const struct {
+        int64_t items, heads, n, n_k;
+        bool causal, invariant;
+        int variant;
+    } cases[] = {{32, 4, 512, 512, false, false, FA_VARIANT_backward_tf32_d320},
+                 {32, 4, 512, 512, true, false, FA_VARIANT_backward_tf32_d320},
+                 {1, 4, 2048, 2048, false, false, FA_VARIANT_backward_tf32_d320},
+                 {1, 4, 2048, 2048, true, false, FA_VARIANT_backward_tf32_d384},
+                 {1, 2, 512, 512, false, false, FA_VARIANT_backward_tf32_d384},
+                 {1, 2, 512, 512, false, true, FA_VARIANT_backward_tf32_d320},
+                 {256, 8, 300, 32, false, false, FA_VARIANT_backward_tf32_d384},
+                 {256, 8, 300, 32, false, true, FA_VARIANT_backward_tf32_d384}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_float32(320, 320, FA_PRECISION_TF32);
+        p.batch = cases[i].items;
+        p.heads_q = p.heads_kv = cases[i].heads;
+        p.n_q = p.rows_q = p.max_q = cases[i].n;
+        p.n_k = p.rows_k = cases[i].n_k;
+        p.causal = cases[i].causal;
+        p.batch_invariant = cases[i].invariant;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        CHECK(plan.count >= 2 && plan.launches[1].variant == cases[i].variant, "case %zu: %s", i,
+              plan.count >= 2 ? fa_variants[plan.launches[1].variant].name : "none");
+    }
+}
+
 /* The variants for float32. */
 static void test_float32_variants(void)
 {
@@ -1788,6 +1817,7 @@ int main(void)
     test_room();
     test_sm80();
     test_float32_variants();
+    test_blocks_of_wide_heads();
     test_short_float32();
     test_corrected();
     test_in_place();
