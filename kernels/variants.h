@@ -281,6 +281,9 @@ VARIANT(forward_f16x3_sm90_general256, .file = "forward_f16x3_sm90/forward_f16x3
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1)
 /* Two blocks, a cluster, share a work tile and have half of the columns each. */
+VARIANT(forward_f16x3_sm90_d288, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 288, .value_dim = 144, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)
 VARIANT(forward_f16x3_sm90_d320, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2,
         .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)
@@ -692,6 +695,8 @@ VARIANT(backward_tf32_prepare_d128, .file = "backward_sm80/prepare", .kernel = "
         .element = FA_ELEMENT_TF32, .head_dim = 128)
 VARIANT(backward_tf32_prepare_d256, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
         .element = FA_ELEMENT_TF32, .head_dim = 256)
+VARIANT(backward_tf32_prepare_d320, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 320)
 VARIANT(backward_tf32_prepare_d384, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384)
 VARIANT(backward_tf32_prepare_d512, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
@@ -746,6 +751,9 @@ VARIANT(backward_tf32_d256_small_general, .file = "backward_sm80/backward_sm80",
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
         .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
 /* Warps share the products of scores. For 227 KiB (Hopper). */
+VARIANT(backward_tf32_d320, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 320, .options = 0, .warps = 8, .group_rows = 32,
+        .keys = 64, .queries = 32, .stages = 1, .slices = 2, .blocks = 1)
 VARIANT(backward_tf32_d384, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384, .options = 0, .warps = 12, .group_rows = 32,
         .keys = 32, .queries = 32, .stages = 1, .slices = 3, .blocks = 1)
@@ -850,6 +858,8 @@ VARIANT(backward_tf32_finish_d128, .file = "backward_sm80/finish", .kernel = "ba
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128)
 VARIANT(backward_tf32_finish_d256, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256)
+VARIANT(backward_tf32_finish_d320, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 320)
 VARIANT(backward_tf32_finish_d384, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384)
 VARIANT(backward_tf32_finish_d512, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
