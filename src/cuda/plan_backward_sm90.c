@@ -606,15 +606,17 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
  * order: n 256 with 4 heads 0.91, with 128 0.97; n 512 with 4 0.96, with 64 0.985; n 4k with 1 head 0.95, with 4 0.97; n 16k with
  * 1, 4 and 8 heads 0.97, 0.99, 0.92, where 8 do not fit into the L2 cache. Head dim 128, n 512: with 4 0.98, with 66 0.94). With wide
  * heads it is one head (causal n 4k, 1, 2, 4, 8 heads: head dim 256 1.048, 1.041, 1.033, 0.945, 192 0.976, 0.979, 0.982, 0.967; n 16k
- * 0.974, 0.964, 0.961, 0.755). */
+ * 0.974, 0.964, 0.961, 0.755). Persistent blocks, also in longer sequences (one round and two: n 1k 0.979, 1.022, with 4 heads 0.948; n 2k
+ * 0.954, 0.969, 0.939; n 4k 0.918, 0.916). Where the last share rounds, one round is enough (n 1k 1.044, with 4 heads 1.010; n 2k
+ * 0.985, 0.978). */
 static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_launch *l,
                                         const fa_cuda_device *device)
 {
     const fa_variant *v = &fa_variants[l->variant];
     if (l->tasks == 0) return 1;
-    const int64_t most = is_wide(v)                       ? 1
-                         : v->persistent && l->tiles <= 4 ? count_heads_of_rounds(l, device, 200)
-                                                          : 4;
+    const int percent = v->rounding && l->tiles > 4 ? 100 : 200;
+    const int64_t busy = v->persistent ? count_heads_of_rounds(l, device, percent) : 0;
+    const int64_t most = is_wide(v) ? 1 : v->persistent && (l->tiles <= 4 || busy > 4) ? busy : 4;
     return clamp(count_heads_in(p, v, device->l2_bytes), 1, most);
 }
 
@@ -1113,11 +1115,13 @@ static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, cha
     (void)why, (void)size;
     const bool narrow = p->d <= 64 && p->d_v <= 64;
     const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS),
+                  blocks = tiles * p->heads_kv * p->batch,
                   most = p->causal ? (narrow ? 8 : 5) : (narrow ? 4 : 3);
     const bool square = p->causal && p->rows_q < p->rows_k + FA_BACKWARD_SM90_QUERIES;
     if (!is_chain(p) || tiles > most || (!square && p->rows_q > 512)) return true;
     if (tiles > 2) return p->heads_kv * p->batch > count_chains_at_once(device, tiles);
-    return p->causal && is_above_96(p) && tiles * p->heads_kv * p->batch > device->multiprocessors;
+    if (narrow) return 3 * p->rows_q >= 2 * p->rows_k && blocks > 3 * device->multiprocessors;
+    return p->causal && is_above_96(p) && blocks > device->multiprocessors;
 }
 
 static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -1143,6 +1147,15 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
     .plan = plan_chained,
 };
 
+/* The same to head dim 64 (see below). Rate over that of persistent blocks (H200, many rounds of them): causal, n 256, 384, 512, 768, 1k, 2k,
+ * 4k 1.15, 1.11, 1.09, 1.06, 1.04, 0.985, 0.96; full, n 256, 384, 512, 1k, 4k 1.125, 0.98, 0.98, 0.99, 0.94. Where sums must have one
+ * order, persistent blocks have 1.00, 1.01, 1.02, 0.89, 1.02, 0.97, 0.92, n 16k 0.975 and here 0.93; full, n 256 and more 1.00, 0.98. */
+static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
+{
+    const int64_t most = !p->causal ? 2 : is_ordered(p) ? 40 : 8;
+    return tiles > most || (!is_ordered(p) && percent < 300);
+}
+
 /* Whether a launch that rounds dQ would cost less than blocks that wait for each other's shares. Rate over that of the other families
  * (H200, head dim 128, by rounds of blocks): causal, 2 key tiles, 1.1 to 12 rounds 1.04 to 1.18; 3 and 4, 1 to 36 rounds 1.12 to 1.36; 5
  * to 8, 1.1 rounds 0.95 to 1.05, 1.6 to 36 1.10 to 1.33; 10 to 16, 1.1 to 1.5 rounds 0.95 to 1.04, 2.4 to 16 1.04 to 1.20; 18 to 28, 2.2
@@ -1157,7 +1170,9 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
     (void)why, (void)size;
     const int64_t tiles = count_key_tiles(p),
                   percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
-    if (!has_nested_tiles(p) || !is_above_96(p) || 3 * p->rows_q < 2 * p->rows_k) return true;
+    if (!has_nested_tiles(p) || 3 * p->rows_q < 2 * p->rows_k) return true;
+    if (p->d <= 64 && p->d_v <= 64) return is_slow_narrow_rounding(p, tiles, percent);
+    if (!is_above_96(p)) return true;
     if (is_ordered(p)) return tiles > (p->causal ? 28 : 8);
     if (p->causal)
         return tiles > 28 || percent < (tiles <= 4    ? 0
