@@ -13,7 +13,8 @@
  *     store dQ   a warp for each consumer's columns, by TMA; also dbias producer.cuh
  *     load bias  where TMA can                                          producer.cuh
  *     clear      zeros in sums of dQ that later blocks add to           clear_ahead.cuh
- *     scheduler  of a persistent block: describes its work tiles        schedule.cuh
+ *     scheduler  of a persistent block: describes its work tiles; of a  schedule.cuh
+ *                ROUNDING one the load warp does, and three store dQ
  *     consumers  two warpgroups of 64 keys each                         consumer.cuh, multiply.cuh
  *
  * A JOINED variant has three kinds of blocks; these are the blocks that multiply (joined.cuh).

@@ -9,6 +9,7 @@
  *   dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
  *                         (ROWS_WITH_Q: with queries)
  *   dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, a store warp
+ *                         (GIVES_ROOM: dq_empty also says that a sum of dQ has been loaded there)
  *   work_full, _empty     WORKS descriptions of work      scheduler warp         all other roles
  *   work_loaded           most of a work tile's loads     load warp              -
  *   k_empty, v_empty      the next keys, values           both consumers         load warp

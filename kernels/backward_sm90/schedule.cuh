@@ -1,5 +1,6 @@
 /*
- * The scheduler warp of a persistent block. It chooses the block's work tiles and describes them.
+ * The scheduler warp of a persistent block. It chooses the block's work tiles and describes them. In a ROUNDING
+ * variant the load warp does that between its loads.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
 #define FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH

@@ -882,8 +882,8 @@ static void test_short_and_full(void)
         int dim;
         bool ordered, causal;
     } rows[] = {
-        {32, 32, 512, 64, true, false},   {8, 32, 512, 64, false, false},
-        {32, 32, 256, 64, true, false},   {32, 32, 1024, 64, false, false},
+        {32, 32, 512, 64, true, false},   {2, 32, 512, 64, false, false},
+        {32, 32, 256, 64, true, false},   {32, 32, 1024, 64, true, false},
         {32, 32, 512, 64, true, true},    {32, 16, 512, 128, true, false},
         {64, 16, 300, 128, true, false},  {4, 16, 512, 128, false, false},
         {3, 16, 1000, 128, false, false}, {128, 16, 128, 128, false, false},
@@ -1443,7 +1443,7 @@ static void test_persistent(void)
     p = make_half_backward(2, 16, 1000);
     p.d = p.d_v = 64;
     CHECK(plan_of(&p, device).family == family, "head dim 64");
-    p.deterministic = true;
+    p.deterministic = true, p.heads_kv = 8;
     plan = plan_of(&p, device);
     l = FIND(&plan, backward_sm90_persistent);
     CHECK(plan.family == family && l && fa_variants[l->variant].ordered, "head dim 64, one order");
@@ -1701,12 +1701,16 @@ static void test_narrow_rounding(void)
         bool causal, deterministic, rounds;
         int64_t together; /* heads that ascend together */
     } cases[] = {
-        {64, 32, 256, 64, true, false, true, 132}, {1, 16, 256, 64, true, false, false, 0},
-        {20, 32, 768, 64, true, false, true, 22},  {16, 32, 1024, 48, true, false, true, 17},
-        {8, 32, 2048, 64, true, false, false, 0},  {8, 32, 2048, 64, true, true, true, 8},
-        {4, 32, 4096, 64, true, true, true, 4},    {1, 32, 16384, 64, true, true, false, 0},
-        {64, 32, 256, 64, false, false, true, 0},  {32, 32, 512, 64, false, false, false, 0},
-        {16, 32, 1024, 64, false, true, false, 0}, {16, 32, 1024, 96, true, true, false, 0}};
+        {64, 32, 256, 64, true, false, true, 132}, {1, 320, 256, 64, true, false, false, 0},
+        {1, 340, 256, 64, true, true, true, 132},  {1, 53, 320, 64, true, false, true, 53},
+        {20, 32, 768, 64, true, false, true, 44},  {1, 20, 1024, 64, true, false, false, 0},
+        {1, 20, 1024, 64, true, true, true, 20},   {16, 32, 1024, 48, true, false, true, 33},
+        {1, 15, 2048, 64, true, false, false, 0},  {8, 32, 2048, 64, true, false, true, 17},
+        {4, 32, 4096, 64, true, false, false, 0},  {4, 32, 4096, 64, true, true, true, 8},
+        {1, 32, 16384, 64, true, true, false, 0},  {64, 32, 256, 64, false, false, true, 0},
+        {1, 79, 300, 64, false, false, false, 0},  {32, 32, 512, 64, false, false, true, 0},
+        {16, 32, 1024, 64, false, false, true, 0}, {8, 32, 2048, 64, false, false, false, 0},
+        {8, 32, 2048, 64, false, true, true, 0},   {16, 32, 1024, 96, true, true, false, 0}};
     const fa_cuda_device *device = &devices[H200];
     const fa_cuda_family *family = &fa_cuda_backward_sm90_rounding;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
