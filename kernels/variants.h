@@ -551,6 +551,9 @@ END(backward, sm90_chained)
 
 /* Where sums have one order, and the block with the last share of a query tile's dQ rounds the sum. */
 FAMILY(backward, sm90_rounding)
+VARIANT_16BIT(backward_sm90_d64_rounding, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 1024, .ordered = 1, .persistent = 1, .dq_buffers = 3,
+              .dq_transposed = 1, .rounding = 1)
 VARIANT_16BIT(backward_sm90_d128_rounding, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512, .ordered = 1, .rounding = 1)
 END(backward, sm90_rounding)

@@ -68,7 +68,9 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
 static fa_cuda_plan plan_apart(const fa_problem *p)
 {
     const fa_cuda_plan plan = plan_of(p, &devices[H200]);
-    if (plan.family == &fa_cuda_backward_sm90_chained && p->d <= 64)
+    if ((plan.family == &fa_cuda_backward_sm90_chained ||
+         plan.family == &fa_cuda_backward_sm90_rounding) &&
+        p->d <= 64)
         return plan_by(&fa_cuda_backward_sm90_persistent, p, &devices[H200]);
     return plan.family == &fa_cuda_backward_sm90_joined ||
                    plan.family == &fa_cuda_backward_sm90_chained ||
@@ -911,9 +913,9 @@ static void test_short_and_full(void)
         int dim;
         bool ordered, causal;
     } rows[] = {
-        {32, 32, 512, 64, true, false},   {8, 32, 512, 64, false, false},
-        {32, 32, 256, 64, false, false},  {32, 32, 1024, 64, false, false},
-        {32, 32, 512, 64, false, true},   {32, 16, 512, 128, true, false},
+        {32, 32, 512, 64, true, false},   {2, 32, 512, 64, false, false},
+        {32, 32, 256, 64, true, false},   {32, 32, 1024, 64, true, false},
+        {32, 32, 512, 64, true, true},    {32, 16, 512, 128, true, false},
         {64, 16, 300, 128, true, false},  {4, 16, 512, 128, false, false},
         {3, 16, 1000, 128, false, false}, {128, 16, 128, 128, false, false},
         {32, 16, 512, 96, false, false},  {4, 16, 4096, 128, false, true},
@@ -1315,7 +1317,7 @@ static void test_order(void)
         bool invariant;
         int64_t ascending, together, ascending_together;
     } causal[] = {
-        {4, 16, 4096, 128, -1, false, 54, 10, 4}, {16, 16, 1024, 64, -1, false, 222, 34, 4},
+        {4, 16, 4096, 128, -1, false, 54, 10, 4}, {16, 16, 1024, 64, -1, false, 222, 34, 33},
         {1, 16, 16384, 128, -1, false, 14, 2, 3}, {1, 2, 16384, 128, -1, false, 0, 2, 3},
         {1, 1, 4096, 128, -1, true, 1, 0, 4},     {4, 16, 4096, 128, -1, true, 64, 0, 4},
         {1, 3, 128, 64, -1, true, 3, 0, 3},       {1, 3, 128, 128, -1, true, 3, 0, 4},
@@ -1472,7 +1474,7 @@ static void test_persistent(void)
     p = make_half_backward(2, 16, 1000);
     p.d = p.d_v = 64;
     CHECK(plan_of(&p, device).family == family, "head dim 64");
-    p.deterministic = true;
+    p.deterministic = true, p.heads_kv = 8;
     plan = plan_of(&p, device);
     l = FIND(&plan, backward_sm90_persistent);
     CHECK(plan.family == family && l && fa_variants[l->variant].ordered, "head dim 64, one order");
@@ -1722,6 +1724,47 @@ static void test_rounding(void)
     CHECK(plan_of(&p, device).family != family, "an option");
 }
 
+/* The same to head dim 64: persistent blocks. */
+static void test_narrow_rounding(void)
+{
+    static const struct {
+        int64_t batch, heads, n, d;
+        bool causal, deterministic, rounds;
+        int64_t together; /* heads that ascend together */
+    } cases[] = {
+        {64, 32, 256, 64, true, false, true, 132}, {1, 320, 256, 64, true, false, false, 0},
+        {1, 340, 256, 64, true, true, true, 132},  {1, 53, 320, 64, true, false, true, 53},
+        {20, 32, 768, 64, true, false, true, 44},  {1, 20, 1024, 64, true, false, false, 0},
+        {1, 20, 1024, 64, true, true, true, 20},   {16, 32, 1024, 48, true, false, true, 33},
+        {1, 15, 2048, 64, true, false, false, 0},  {8, 32, 2048, 64, true, false, true, 17},
+        {4, 32, 4096, 64, true, false, false, 0},  {4, 32, 4096, 64, true, true, true, 8},
+        {1, 32, 16384, 64, true, true, false, 0},  {64, 32, 256, 64, false, false, true, 0},
+        {1, 79, 300, 64, false, false, false, 0},  {32, 32, 512, 64, false, false, true, 0},
+        {16, 32, 1024, 64, false, false, true, 0}, {8, 32, 2048, 64, false, false, false, 0},
+        {8, 32, 2048, 64, false, true, true, 0},   {16, 32, 1024, 96, true, true, false, 0}};
+    const fa_cuda_device *device = &devices[H200];
+    const fa_cuda_family *family = &fa_cuda_backward_sm90_rounding;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        p.d = p.d_v = cases[i].d;
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].deterministic;
+        const fa_cuda_plan plan = plan_of(&p, device);
+        CHECK((plan.family == family) == cases[i].rounds, "case %zu: %s", i, plan.family->name);
+        if (!cases[i].rounds || plan.family != family) continue;
+        const fa_cuda_plan_launch *l = &plan.launches[1];
+        CHECK(plan.count == 2 && l->backward_sm90.whole_dq && l->backward_sm90.ordered &&
+                  l->backward_sm90.counter_offset > 0 &&
+                  l->grid == (uint32_t)device->multiprocessors,
+              "case %zu: %d launches", i, plan.count);
+        CHECK(!p.causal || l->backward_sm90.ascending_together == cases[i].together,
+              "case %zu: %lld heads together", i, (long long)l->backward_sm90.ascending_together);
+        CHECK((int)l->smem_bytes + fa_cuda_static_smem(&fa_variants[l->variant]) <=
+                  device->smem_per_block,
+              "case %zu: shared memory", i);
+    }
+}
+
 /* Joined launches: one, after a launch that clears two counters for each unit. */
 static void test_joined(void)
 {
@@ -1808,6 +1851,7 @@ int main(void)
     test_query_parts();
     test_chained();
     test_rounding();
+    test_narrow_rounding();
     test_joined();
     test_head_dims();
     test_variants();
