@@ -506,7 +506,7 @@ VARIANT_16BIT(backward_sm90_d192_128_ordered, .file = "backward_sm90/backward_sm
 VARIANT_16BIT(backward_sm90_d192_128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 192, .value_dim = 128, .options = 0, .stages = 2, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_wide_d192_ordered, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2, .ordered = 1)
+              .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2, .persistent = 1, .static_smem = 960, .ordered = 1)
 VARIANT_16BIT(backward_sm90_wide_d192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2)
 VARIANT_16BIT(backward_sm90_wide_d256_ordered, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,

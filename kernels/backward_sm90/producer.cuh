@@ -257,6 +257,28 @@ FA_DEVICE void issue_first_queries(const pipeline *pipe, const fa_backward_sm90_
 
 #endif
 
+#if PERSISTENT && defined BACKWARD_SM90_WIDE
+
+/* Issue the loads of the block's keys, and of its values. Executed by one thread. */
+FA_DEVICE void issue_k(const pipeline *pipe, const fa_backward_sm90_params *s, const block_work *w)
+{
+    const fa_tile *t = &w->sequence;
+    const tile_source k = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, BLOCKS);
+    issue_tile(&k, pipe->buffers, BLOCK_KEYS, (int)(t->start_k + w->keys.first) + FIRST_KEY,
+               &pipe->state->k_loaded);
+}
+
+FA_DEVICE void issue_v(const pipeline *pipe, const fa_backward_sm90_params *s, const block_work *w)
+{
+    const fa_tile *t = &w->sequence;
+    const tile_source v =
+        source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k, VALUE_BLOCKS);
+    issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS, (int)(t->start_k + w->keys.first) + FIRST_KEY,
+               &pipe->state->v_loaded);
+}
+
+#else
+
 /* Issues the loads of the block's keys and values. Executed by the thread that has initialized the
  * barriers. */
 FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s,
@@ -288,7 +310,9 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
 #endif
 }
 
-#ifdef BACKWARD_SM90_WIDE
+#endif
+
+#if defined BACKWARD_SM90_WIDE && !PERSISTENT
 
 /* Executed by the same thread: the first tile of queries, with its rows, and of dout. prepare has ended. */
 FA_DEVICE void load_first_tile(const pipeline *pipe, const fa_attention_params *p,

@@ -14,24 +14,6 @@
 
 #if PERSISTENT
 
-/* Describes the work tile of this number. before: the block's previous work tile; NULL: there is
- * none. */
-FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                        int64_t number, const block_work *before, block_work *w)
-{
-    const bool counts = before && before->tiles > 0;
-    w->ends = number >= p->tasks;
-    w->work = (int32_t)number;
-    w->first = before ? end_count(before) + 1 : 0; /* one stage is for gradients */
-    w->loads = before ? before->loads + counts : 0;
-    w->clears = before ? before->clears + (counts && clears_keys(before)) : 0;
-    if (w->ends) return;
-    if (!find_keys(p, s, number, w)) return;
-    find_work(p, s, w);
-    find_seen_rows(p, s, w);
-    find_masks(p, s, w);
-}
-
 /* Whether each block has at most one work tile, that of its number. */
 FA_DEVICE bool has_one_work_tile(const fa_attention_params *p) { return p->tasks <= gridDim.x; }
 
@@ -115,7 +97,8 @@ FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
         if (number < p->tasks) clear_ahead(s, (int)number);
 #endif
         if (leads) {
-            describe(p, s, number, before, w);
+            /* one stage is for gradients */
+            describe(p, s, number, before, before ? end_count(before) + 1 : 0, w);
             ptx_mbarrier_arrive(&state->work_full[n % WORKS]);
         }
         before = w;

@@ -527,4 +527,26 @@ FA_DEVICE void advance(tile_cursor *at, int from, int to)
 
 #endif
 
+#if PERSISTENT
+
+/* Describes the work tile of this number. before: the block's previous work tile; NULL: there is none.
+ * first: the count of its first tile. */
+FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                        int64_t number, const block_work *before, int first, block_work *w)
+{
+    const bool counts = before && before->tiles > 0;
+    w->ends = number >= p->tasks;
+    w->work = (int32_t)number;
+    w->first = first;
+    w->loads = before ? before->loads + counts : 0;
+    w->clears = before ? before->clears + (counts && clears_keys(before)) : 0;
+    if (w->ends) return;
+    if (!find_keys(p, s, number, w)) return;
+    find_work(p, s, w);
+    find_seen_rows(p, s, w);
+    find_masks(p, s, w);
+}
+
+#endif
+
 #endif

@@ -19,7 +19,7 @@
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and stages of queries; values
  * and stages of dout; the peer's keys; rows of the queries; weights, in float32; buffers of dS, for
- * all keys of the cluster. */
+ * all keys of the cluster; numbers of work tiles, which the peer sends. */
 #define FA_BACKWARD_SM90_WIDE_SMEM(element, dim, value_dim, q_stages, stages, cluster)             \
     ((FA_BACKWARD_SM90_WIDE_KEYS + (q_stages)*FA_BACKWARD_SM90_QUERIES) *                          \
          FA_SM90_ROW_BYTES(dim, element) +                                                         \
@@ -29,6 +29,6 @@
      (q_stages)*FA_BACKWARD_SM90_ROW_BYTES + FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES +                  \
      FA_BACKWARD_SM90_WIDE_DS_BUFFERS * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_WIDE_KEYS *    \
          (cluster)*FA_ELEMENT_BYTES(element) +                                                     \
-     1024)
+     16 + 1024)
 
 #endif

@@ -13,6 +13,9 @@
  *     OPTIONS    0: only masks by position and lengths; FA_SM90_ALL: each option may be present
  *                or not
  *     ORDERED    1: for sums of dQ in one order; other variants support it too, but slower
+ *     PERSISTENT 1: clusters stay on their multiprocessors and take work tile after work tile. Then the
+ *                next work tile's loads and its first products run beside the last dQ and the stores of
+ *                dK and dV. Where sums have one order
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
@@ -51,12 +54,18 @@
 #ifndef ORDERED
 #define ORDERED 0
 #endif
+#ifndef PERSISTENT
+#define PERSISTENT 0
+#endif
+#ifndef STATIC_SMEM
+#define STATIC_SMEM 0
+#endif
 
 #include "backward_sm90_wide/backward_sm90_wide.h"
 
 #define SUM_DIM HEAD_DIM /* of keys */
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
-#define LOADS_EARLY (!HIDES)
+#define LOADS_EARLY (!HIDES && !PERSISTENT)
 #define CLEARS_AHEAD FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, 0)
 #define BIAS_TILE 0
 #define BIAS_ALONE 0
@@ -67,8 +76,12 @@
 
 /* Whether the last tile is apart from the loop over tiles, which then issues no product behind it that is
  * not used (H200: head dim 256 full n 4k 1.04, causal 1.00, n 1k 1.005; 192 full n 4k 0.985, causal 1.00, n 1k
- * 1.01). */
-#define LAST_APART (HEAD_DIM == 256 && !OPTIONS)
+ * 1.01). In a persistent block that product would read what the next work tile's loads write. */
+#define LAST_APART (PERSISTENT || (HEAD_DIM == 256 && !OPTIONS))
+
+/* Whether descriptors of keys, and of values and the only stage of dout, stay in uniform registers
+ * (multiply.cuh). There is room for those of 192 columns. */
+#define PINS (!OPTIONS && HEAD_DIM == 192 && VALUE_DIM == HEAD_DIM && STAGES == 1)
 
 /* The block's number in its cluster, and the other block. */
 #define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
@@ -94,6 +107,7 @@ enum {
     BLOCK_KEYS = FA_BACKWARD_SM90_WIDE_KEYS,
     KEYS = CLUSTER * BLOCK_KEYS, /* of a cluster, whose blocks share a work tile */
     LOAD_WARPS = 2,
+    WORKS = PERSISTENT ? 2 : 1, /* work tiles that are described at a time */
     CONSUMERS = CLUSTER, /* that share the keys: all warpgroups of a block work on the same ones */
     OWN_KEYS = BLOCK_KEYS,
     PEER_BLOCKS = FA_BACKWARD_SM90_WIDE_PEER_BLOCKS,
@@ -117,17 +131,19 @@ enum {
 static_assert(Q_STAGES > 1 && DOUT_BYTES <= Q_BYTES,
               "the gradient of values is stored through a stage that nobody reads");
 static_assert(!ORDERED || !OPTIONS, "what has been measured");
+static_assert(!PERSISTENT || (ORDERED && STAGES == 1),
+              "nobody clears sums; values are free when the last stage of dout is (load.cuh)");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
               "as the planner counts");
 
 /* Registers of a thread of each warpgroup: together 4 * 128, with which the block starts. */
-#define PRODUCER_REGISTERS (HEAD_DIM == 256 ? 24 : 32)
+#define PRODUCER_REGISTERS (HEAD_DIM == 256 ? 24 : 40) /* 192: a load warp describes work tiles */
 #if HEAD_DIM == 256
 #define DQ_REGISTERS 64
 #define DK_REGISTERS (OPTIONS ? 208 : 216)
 #define DV_REGISTERS (OPTIONS ? 216 : 208)
 #else
-#define DQ_REGISTERS 88
+#define DQ_REGISTERS 80
 #define DK_REGISTERS 192
 #define DV_REGISTERS 200
 #endif

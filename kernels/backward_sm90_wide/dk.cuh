@@ -25,7 +25,8 @@
 typedef struct dk_state {
     float dk[DK_SUMS], ds[SCORES]; /* first dP, then dS */
     uint32_t base;                 /* descriptor of the block's keys */
-    uint32_t ds_row;               /* find_ds_row of the first buffer */
+    pinned_rows values, dout;
+    uint32_t ds_row; /* find_ds_row of the first buffer */
     thread_places own;
 } dk_state;
 
@@ -99,7 +100,8 @@ FA_DEVICE void share_ds(const pipeline *pipe, const dk_state *c, const uint32_t 
 
 FA_DEVICE void issue_dp(dk_state *c, int stage)
 {
-    issue_scores(c->ds, c->base + V_AT / UNIT, dout_tile(c->base, stage), VALUE_DIM);
+    if (PINS) issue_pinned_scores(c->ds, &c->values, &c->dout, 0);
+    else issue_scores(c->ds, c->base + V_AT / UNIT, dout_tile(c->base, stage), VALUE_DIM);
 }
 
 /* Stores dbias of a tile whose dS has been computed. */
@@ -107,7 +109,7 @@ FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p,
                               const tile_cursor *at)
 {
 #if HIDES
-    const block_work *w = &pipe->state->works[0];
+    const block_work *w = work_of(pipe);
     if (!p->dbias_by_others) return;
     const tile_options options = find_tile_place(w, at, THIS_BLOCK);
     put_dbias(p, w, &options, c->ds);
@@ -148,7 +150,8 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     } else ptx_wgmma_wait(0);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
-    ptx_mbarrier_arrive_if(&state->q_empty[stage], c->own.leader);
+    /* In a persistent block dK is stored through the last tile's stage before it is released. */
+    if (!PERSISTENT || more) ptx_mbarrier_arrive_if(&state->q_empty[stage], c->own.leader);
     if (LAST_APART && !more) return;
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
@@ -156,39 +159,70 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     if (more) make_ds(pipe, &p->a, c, at, range);
 }
 
-FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
+/* Stores dK, of which all tiles have been added, through the last tile's stage of queries. The dV
+ * warpgroup has read that stage: its weights have arrived. */
+FA_DEVICE void put_dk(const pipeline *pipe, const fa_backward_params *p, const dk_state *c,
+                      const tile_range *range)
 {
-    const block_work *w = &pipe->state->works[0];
-    const tile_range range = find_tiles(w);
-    shared_state *state = pipe->state;
-    dk_state c;
-    c.base = first_descriptor(pipe);
-    c.ds_row = ptx_keep(find_ds_row(pipe));
-    c.own = find_places(pipe);
-#pragma unroll
-    for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
-    if (range.tiles > 0) {
-        tile_cursor at = begin(w);
-        wait_for_v(pipe);
-        ptx_mbarrier_wait(&state->dout_full[0], 0);
-        ptx_wgmma_fence();
-        issue_dp(&c, 0);
-        ptx_wgmma_wait(0);
-        ptx_register_fence(c.ds, SCORES);
-        ptx_mbarrier_arrive_if(&state->dout_empty[0], c.own.leader);
-        make_ds(pipe, &p->a, &c, &at, &range);
-        while (at.count + LAST_APART < range.tiles)
-            add_dk(pipe, p, &c, &at, &range, LAST_APART || at.count + 1 < range.tiles);
-        if (LAST_APART) add_dk(pipe, p, &c, &at, &range, false);
-    }
-    /* The dV warpgroup has read the last tile of queries: its weights have arrived. */
-    const int last = range.tiles > 0 ? range.tiles - 1 : 0;
-    if (w->key_sums) {
-        leave_sums(w->key_sums, c.dk, HEAD_DIM, THIS_BLOCK);
+    const block_work *w = work_of(pipe);
+    const int last = range->tiles > 0 ? q_stage(range->end - 1) : 0;
+#if PERSISTENT
+    if (range->tiles == 0 && !w->key_sums) { /* no stage is this warpgroup's */
+        store_zeros(&w->keys, &p->dk, HEAD_DIM, p->a.d, THIS_BLOCK);
         return;
     }
-    store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + q_stage(last) * Q_BYTES, HEAD_DIM),
-                    c.dk, HEAD_DIM, p->a.d, p->a.scale, THIS_BLOCK);
+    /* The other warps' products have read the stage as well. */
+    ptx_named_barrier_sync(NAMED_BARRIER_DK, WARPGROUP);
+#endif
+    if (w->key_sums) leave_sums(w->key_sums, c->dk, HEAD_DIM, THIS_BLOCK);
+    else
+        store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + last * Q_BYTES, HEAD_DIM), c->dk,
+                        HEAD_DIM, p->a.d, p->a.scale, THIS_BLOCK);
+#if PERSISTENT
+    if (range->tiles == 0) return;
+    ptx_fence_proxy_async(); /* TMA writes to the stage after these stores */
+    __syncwarp();
+    ptx_mbarrier_arrive_if(&pipe->state->q_empty[last], c->own.leader);
+#endif
+}
+
+FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
+{
+    shared_state *state = pipe->state;
+    pipeline own = *pipe;
+    dk_state c;
+    c.ds_row = ptx_keep(find_ds_row(pipe));
+    c.own = find_places(pipe);
+#pragma unroll 1
+    for (int n = 0; acquire_work_tile(&own, n); n++) {
+        const block_work *w = work_of(&own);
+        if (PERSISTENT) ptx_wgmma_fence(); /* lanes meet */
+        const tile_range range = find_tiles(w);
+        c.base = first_descriptor(&own);
+        if (PINS) {
+            c.values = pin_rows(c.base + V_AT / UNIT);
+            c.dout = pin_rows(dout_tile(c.base, 0));
+        }
+#pragma unroll
+        for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
+        if (range.tiles > 0) {
+            tile_cursor at = begin(w);
+            const int stage = dout_stage(at.count);
+            wait_for_v(&own);
+            ptx_mbarrier_wait(&state->dout_full[stage], dout_parity(at.count));
+            ptx_wgmma_fence();
+            issue_dp(&c, stage);
+            ptx_wgmma_wait(0);
+            ptx_register_fence(c.ds, SCORES);
+            ptx_mbarrier_arrive_if(&state->dout_empty[stage], c.own.leader);
+            make_ds(&own, &p->a, &c, &at, &range);
+            while (at.count + LAST_APART < range.end)
+                add_dk(&own, p, &c, &at, &range, LAST_APART || at.count + 1 < range.end);
+            if (LAST_APART) add_dk(&own, p, &c, &at, &range, false);
+        }
+        put_dk(&own, p, &c, &range);
+        release_work_tile(&own, n, c.own.leader);
+    }
 }
 
 #endif

@@ -46,13 +46,27 @@ FA_DEVICE dq_operands find_operands(uint32_t base, int count)
     return o;
 }
 
+/* Whether the thread releases a tile's buffer of dS, and the keys. */
+typedef struct dq_releases {
+    int ds, keys;
+} dq_releases;
+
+/* No product reads them any more. */
+FA_DEVICE void release_operands(const pipeline *pipe, int count, dq_releases releases)
+{
+    release_ds(pipe, count, releases.ds);
+#if PERSISTENT
+    ptx_mbarrier_arrive_if(&pipe->state->k_empty, releases.keys);
+#endif
+}
+
 #if HEAD_DIM == 192
 
 /* Adds a tile's dQ to the sums, or stores it: of both blocks' keys, in this block's columns. Of 192
  * columns, block 0 has the first 96 and block 1 the others, so each has 32 of the middle 64. The
  * products with the block's own keys do not wait for the peer. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to, bool is_first,
-                      int releases)
+                      dq_releases releases)
 {
     const int first = THIS_BLOCK * 2, middle = 1, rest = THIS_BLOCK * DQ_REST;
     const dq_operands o = find_operands(base, count);
@@ -71,7 +85,7 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to,
     ptx_wgmma_wait(0);
     ptx_register_fence(dq, DQ_SUMS);
     ptx_register_fence(dq_rest, REST_SUMS);
-    release_ds(pipe, count, releases);
+    release_operands(pipe, count, releases);
     if (!to) return;
     put_columns(to + first * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS, is_first);
     put_columns(to + middle * (WARPGROUP * DQ_SUMS) + THIS_BLOCK * (WARPGROUP * REST_SUMS), dq_rest,
@@ -82,7 +96,7 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to,
 
 /* The same for 256 columns; block 0 has the first 128. There are registers for 64 at a time. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to, bool is_first,
-                      int releases)
+                      dq_releases releases)
 {
     enum { OWN_BLOCKS = BLOCKS / CLUSTER };
     const dq_operands o = find_operands(base, count);
@@ -99,7 +113,7 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to,
         issue_dq(dq, o.peer_ds, o.peer_keys + columns, 1);
         ptx_wgmma_wait(0);
         ptx_register_fence(dq, DQ_SUMS);
-        if (i + 1 == OWN_BLOCKS) release_ds(pipe, count, releases);
+        if (i + 1 == OWN_BLOCKS) release_operands(pipe, count, releases);
         if (to) put_columns(to + block * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS, is_first);
     }
 }
@@ -125,8 +139,9 @@ FA_DEVICE void take_turns(const pipeline *pipe, const fa_backward_sm90_params *s
     shared_state *state = pipe->state;
     const block_work *w = work_of(pipe);
     tile_cursor next = first_tile(w);
+    const int end = end_count(w);
     bool has_come = false;
-    while (next.count < w->tiles) {
+    while (next.count < end) {
         const tile_cursor at = next;
         int32_t *semaphore = semaphore_at(s, number_of(s, w, &at), THIS_BLOCK);
         if (!has_come) {
@@ -134,7 +149,7 @@ FA_DEVICE void take_turns(const pipeline *pipe, const fa_backward_sm90_params *s
             ptx_mbarrier_arrive(&state->turn_full);
         }
         advance(&next, w->from, w->to);
-        has_come = next.count < w->tiles &&
+        has_come = next.count < end &&
                    ptx_semaphore_is_reached(semaphore_at(s, number_of(s, w, &next), THIS_BLOCK),
                                             tiles_before(w, next.tile));
         ptx_mbarrier_wait(&state->turn_empty, at.count & 1);
@@ -145,28 +160,29 @@ FA_DEVICE void take_turns(const pipeline *pipe, const fa_backward_sm90_params *s
 
 #endif
 
-FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
-                          const fa_backward_sm90_params *s)
+/* Adds dQ of a work tile that has tiles. */
+FA_DEVICE void add_work_tile(const pipeline *pipe, const fa_backward_params *p,
+                             const fa_backward_sm90_params *s, uint32_t base)
 {
     shared_state *state = pipe->state;
-    const block_work *w = &state->works[0];
-    const int thread = threadIdx.x % WARPGROUP;
+    const block_work *w = work_of(pipe);
+    const int thread = threadIdx.x % WARPGROUP, end = end_count(w);
     const bool ordered = is_ordered(p, s);
-    const uint32_t base = first_descriptor(pipe);
-    if (w->tiles == 0) return;
     wait_for_k(pipe, &p->a);
-    ptx_mbarrier_wait(&state->peer_k_loaded, 0);
+    ptx_mbarrier_wait(&state->peer_k_loaded, keys_parity(w));
 #if CLEARS_AHEAD
     if (s->cleared) {
         if (thread == 0) wait_until_cleared(s, (int)blockIdx.x);
         ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
     }
 #endif
-    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+    for (tile_cursor at = first_tile(w); at.count < end; advance(&at, w->from, w->to)) {
         const int64_t number = number_of(s, w, &at);
         float *to = p->dq.data ? s->sums + number * (SUM_BYTES / 4) + 4 * thread : 0;
         const bool is_first = ORDERED && tiles_before(w, at.tile) == 0;
-        const int releases = is_leader() && at.count + DS_BUFFERS < w->tiles;
+        dq_releases releases;
+        releases.ds = is_leader() && (PERSISTENT || at.count + DS_BUFFERS < end);
+        releases.keys = is_leader() && at.count + 1 == end;
 #if TURNS_APART
         ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
         if (ordered) ptx_mbarrier_wait(&state->turn_full, at.count & 1);
@@ -183,6 +199,18 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
             if (thread == 0) ptx_semaphore_add(semaphore);
         }
 #endif
+    }
+}
+
+FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
+                          const fa_backward_sm90_params *s)
+{
+    const uint32_t base = first_descriptor(pipe);
+    pipeline own = *pipe;
+#pragma unroll 1
+    for (int n = 0; acquire_work_tile(&own, n); n++) {
+        if (work_of(&own)->tiles > 0) add_work_tile(&own, p, s, base);
+        release_work_tile(&own, n, is_leader());
     }
 }
 

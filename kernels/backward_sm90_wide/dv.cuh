@@ -24,6 +24,7 @@ typedef struct dv_state {
     float dv[DV_SUMS], scores[SCORES]; /* first scores, then weights: with options, those for dS */
     uint32_t weights[SCORES / 2];      /* those for dV */
     uint32_t base;                     /* descriptor of the block's keys */
+    pinned_rows keys;
     thread_places own;
     float scale; /* from scores to exponents of 2; with a softcap, to the argument of tanh */
 } dv_state;
@@ -86,7 +87,7 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
             *x = ptx_ex2(fmaf(*x, c->scale, -lse[e / 4 * 2 + e % 2]));
         }
     }
-    if (is_masked(range, at->tile)) mask_weights(&state->works[0], c->scores, at->tile);
+    if (is_masked(range, at->tile)) mask_weights(work_of(pipe), c->scores, at->tile);
 #endif
     __syncwarp(); /* all lanes have read the log-sum-exp */
     ptx_mbarrier_arrive_if(&state->q_empty[q_stage(at->count)], c->own.leader);
@@ -124,7 +125,8 @@ FA_DEVICE void pack_weights(dv_state *c)
 
 FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
 {
-    issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
+    if (PINS) issue_pinned_scores(c->scores, &c->keys, NULL, q_tile(c->base, stage));
+    else issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
 }
 
 /* Adds a tile whose weights have been computed, and computes the weights of the next one. The
@@ -163,42 +165,71 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     if (more) weigh(pipe, p, c, at, range);
 }
 
-FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
+/* Stores dV, of which all tiles have been added. The dK warpgroup has read the last weights. */
+FA_DEVICE void put_dv(const pipeline *pipe, const fa_backward_params *p, const dv_state *c,
+                      const tile_range *range)
 {
-    const block_work *w = &pipe->state->works[0];
-    const tile_range range = find_tiles(w);
-    shared_state *state = pipe->state;
-    dv_state c;
-    c.base = first_descriptor(pipe);
-    c.own = find_places(pipe);
-    c.scale = inner_scale(&p->a);
-#pragma unroll
-    for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
-    if (range.tiles > 0) {
-        tile_cursor at = begin(w);
-        wait_for_k(pipe, &p->a);
-        ptx_mbarrier_wait(&state->q_full[0], 0);
-        ptx_wgmma_fence();
-        issue_tile_scores(&c, 0);
-        ptx_wgmma_wait(0);
-        ptx_register_fence(c.scores, SCORES);
-        weigh(pipe, &p->a, &c, &at, &range);
-        while (at.count + LAST_APART < range.tiles)
-            add_dv(pipe, &p->a, &c, &at, &range, LAST_APART || at.count + 1 < range.tiles);
-        if (LAST_APART) add_dv(pipe, &p->a, &c, &at, &range, false);
-    }
-    /* The gradient is stored through a stage of queries other than the last tile's. The dK
-     * warpgroup has read that stage when it has the last weights. The stage of the last dout is
-     * still being read, by the product that is not used. */
-    const int last = range.tiles > 0 ? range.tiles - 1 : 0;
-    if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
+    const block_work *w = work_of(pipe);
     if (w->key_sums) {
-        leave_sums(w->key_sums + KEYS * HEAD_DIM, c.dv, VALUE_DIM, THIS_BLOCK);
+        leave_sums(w->key_sums + KEYS * HEAD_DIM, c->dv, VALUE_DIM, THIS_BLOCK);
         return;
     }
+#if PERSISTENT
+    /* Through the buffer of weights, which is half as large: stages may have the next work tile's queries. */
+    enum { COLUMNS = WEIGHT_BYTES / BLOCK_KEYS / 2 };
+    (void)range;
+    const fa_kernel_view rest = columns_of(&p->dv, COLUMNS);
+    char *buffer = warp_buffer(pipe, P_AT, COLUMNS);
+    store_gradients(&w->keys, &p->dv, buffer, c->dv, COLUMNS, p->a.d_v, value_scale(&p->a),
+                    THIS_BLOCK);
+    store_gradients(&w->keys, &rest, buffer, c->dv + COLUMNS / 2, VALUE_DIM - COLUMNS,
+                    p->a.d_v - COLUMNS, value_scale(&p->a), THIS_BLOCK);
+    /* A warp that is ahead stores weights of the next work tile there. */
+    ptx_named_barrier_sync(NAMED_BARRIER_DV, WARPGROUP);
+#else
+    /* Through a stage of queries other than the last tile's: the dK warpgroup has read that stage when it
+     * has the last weights. The stage of the last dout is still being read, by the product that is not
+     * used. */
+    const int last = range->tiles > 0 ? range->tiles - 1 : 0;
     store_gradients(&w->keys, &p->dv,
-                    warp_buffer(pipe, Q_AT + q_stage(last + 1) * Q_BYTES, VALUE_DIM), c.dv,
+                    warp_buffer(pipe, Q_AT + q_stage(last + 1) * Q_BYTES, VALUE_DIM), c->dv,
                     VALUE_DIM, p->a.d_v, value_scale(&p->a), THIS_BLOCK);
+#endif
+}
+
+FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
+{
+    shared_state *state = pipe->state;
+    pipeline own = *pipe;
+    dv_state c;
+    c.own = find_places(pipe);
+    c.scale = inner_scale(&p->a);
+#pragma unroll 1
+    for (int n = 0; acquire_work_tile(&own, n); n++) {
+        const block_work *w = work_of(&own);
+        if (PERSISTENT) ptx_wgmma_fence(); /* lanes meet */
+        const tile_range range = find_tiles(w);
+        c.base = first_descriptor(&own);
+        if (PINS) c.keys = pin_rows(c.base);
+#pragma unroll
+        for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
+        if (range.tiles > 0) {
+            tile_cursor at = begin(w);
+            wait_for_k(&own, &p->a);
+            ptx_mbarrier_wait(&state->q_full[q_stage(at.count)], q_parity(at.count));
+            ptx_wgmma_fence();
+            issue_tile_scores(&c, q_stage(at.count));
+            ptx_wgmma_wait(0);
+            ptx_register_fence(c.scores, SCORES);
+            weigh(&own, &p->a, &c, &at, &range);
+            while (at.count + LAST_APART < range.end)
+                add_dv(&own, &p->a, &c, &at, &range, LAST_APART || at.count + 1 < range.end);
+            if (LAST_APART) add_dv(&own, &p->a, &c, &at, &range, false);
+            ptx_mbarrier_wait(&state->p_empty, (range.end - 1) & 1);
+        }
+        put_dv(&own, p, &c, &range);
+        release_work_tile(&own, n, c.own.leader);
+    }
 }
 
 #endif

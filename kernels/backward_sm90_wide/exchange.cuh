@@ -17,8 +17,8 @@
 FA_DEVICE void send_ds(const pipeline *pipe)
 {
     shared_state *state = pipe->state;
-    const int tiles = state->works[0].tiles;
-    for (int count = 0; count < tiles; count++) {
+    const int end = end_count(work_of(pipe));
+    for (int count = first_count(work_of(pipe)); count < end; count++) {
         const int buffer = ds_buffer(count);
         uint64_t *received = &state->ds_received[buffer];
         ptx_mbarrier_wait(&state->ds_full[buffer], ds_parity(count));
@@ -36,7 +36,7 @@ FA_DEVICE void wait_for_peer_ds(const pipeline *pipe, int count)
 }
 
 /* Releases a buffer of dS, which no product reads any more, in both blocks. Not where nobody fills it
- * again: the peer might have ended. */
+ * again: the peer might have ended. (A persistent block ends after the cluster's barrier.) */
 FA_DEVICE void release_ds(const pipeline *pipe, int count, int leader)
 {
     uint64_t *empty = &pipe->state->ds_empty[ds_buffer(count)];

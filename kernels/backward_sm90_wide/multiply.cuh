@@ -14,6 +14,7 @@
 
 #include "backward_sm90_wide/config.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
 /* Descriptors count in units of 16 bytes. */
@@ -32,6 +33,39 @@ FA_DEVICE void issue_scores(float *scores, uint32_t rows, uint32_t columns, int 
     for (int step = 0; step < dim / 16; step++) PTX_WGMMA(qk, QUERIES)
     (scores, ptx_descriptor(rows + (step / 4 * KEY_BLOCK + step % 4 * 32) / UNIT),
      ptx_descriptor(columns + (step / 4 * Q_BLOCK + step % 4 * 32) / UNIT), step > 0);
+    ptx_wgmma_commit();
+}
+
+/* Descriptors of the steps along the rows of an operand. In uniform registers that each hold the result of
+ * a reduction: the assembler cannot compute it again. It would do so between products otherwise (from a
+ * loop in a loop, or where registers are few), and each product would then wait for its descriptor. */
+typedef struct pinned_rows {
+    uint32_t steps[HEAD_DIM / 16];
+} pinned_rows;
+
+FA_DEVICE uint32_t step_at(uint32_t rows, int step)
+{
+    return rows + (uint32_t)(step / 4 * KEY_BLOCK + step % 4 * 32) / UNIT;
+}
+
+FA_DEVICE pinned_rows pin_rows(uint32_t rows)
+{
+    pinned_rows pinned;
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++)
+        pinned.steps[step] = ptx_uniform(step_at(rows, step));
+    return pinned;
+}
+
+/* The same as issue_scores with rows that are pinned; columns as well, or NULL. */
+FA_DEVICE void issue_pinned_scores(float *scores, const pinned_rows *rows,
+                                   const pinned_rows *pinned_columns, uint32_t columns)
+{
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++) PTX_WGMMA(qk, QUERIES)
+    (scores, ptx_descriptor(rows->steps[step]),
+     ptx_descriptor(pinned_columns ? pinned_columns->steps[step] : step_at(columns, step)),
+     step > 0);
     ptx_wgmma_commit();
 }
 

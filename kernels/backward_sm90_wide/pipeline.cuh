@@ -13,6 +13,12 @@
  *   ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           dQ of both blocks
  *   ds_received           of them the peer's part         the peer's send warp   -
  *   turn_full, _empty     a turn to add dQ to sums        warp 3                 warpgroup dQ
+ *
+ * Those of persistent blocks:
+ *
+ *   k_empty               the keys of both blocks         -                      warpgroup dQ
+ *   work_full, _empty     WORKS descriptions              load warp 0            all roles
+ *   number_full, _empty   the next work tile's number     block 0                block 1
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
@@ -50,11 +56,16 @@ typedef struct shared_state {
 #if TURNS_APART
     uint64_t turn_full, turn_empty; /* if sums have one order */
 #endif
-    block_work works[1];
+    block_work works[WORKS];
+#if PERSISTENT
+    uint64_t k_empty, work_full[WORKS], work_empty[WORKS];
+    uint64_t number_full[WORKS], number_empty[WORKS];
+#endif
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are cleared */
 #endif
 } shared_state;
+static_assert(STATIC_SMEM == 0 || sizeof(shared_state) <= STATIC_SMEM, "as the planner counts");
 
 /* Where the buffers begin, in bytes from the end of the keys. */
 enum {
@@ -64,15 +75,27 @@ enum {
     DOUT_AT = Q_AT + Q_STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * DOUT_BYTES,
     P_AT = DS_AT + DS_BUFFERS * DS_BYTES,
-    ROWS_AT = P_AT + WEIGHT_BYTES
+    ROWS_AT = P_AT + WEIGHT_BYTES,
+    NUMBERS_AT = ROWS_AT + Q_STAGES * ROW_BYTES
 };
+static_assert(WORKS * 4 <= 16, "as the planner counts");
 
 typedef struct pipeline {
     char *buffers; /* where the keys begin: a multiple of 1024 */
     shared_state *state;
+#if PERSISTENT
+    const block_work *work; /* the work tile of a role at the moment */
+#endif
 } pipeline;
 
-FA_DEVICE const block_work *work_of(const pipeline *pipe) { return &pipe->state->works[0]; }
+FA_DEVICE const block_work *work_of(const pipeline *pipe)
+{
+#if PERSISTENT
+    return pipe->work;
+#else
+    return &pipe->state->works[0];
+#endif
+}
 
 FA_DEVICE int q_stage(int count) { return (int)((uint32_t)count % Q_STAGES); }
 FA_DEVICE int q_parity(int count) { return (int)((uint32_t)count / Q_STAGES & 1); }
@@ -87,6 +110,8 @@ FA_DEVICE int ds_parity(int count) { return (int)((uint32_t)count / DS_BUFFERS &
 enum {
     NAMED_BARRIER_BLOCK, /* of __syncthreads */
     NAMED_BARRIER_DQ,    /* of that warpgroup */
+    NAMED_BARRIER_DV,
+    NAMED_BARRIER_DK
 };
 
 FA_DEVICE void init_barriers(shared_state *state)
@@ -122,7 +147,49 @@ FA_DEVICE void init_barriers(shared_state *state)
     ptx_mbarrier_init(&state->turn_full, 1);
     ptx_mbarrier_init(&state->turn_empty, WARPGROUP);
 #endif
+#if PERSISTENT
+    ptx_mbarrier_init(&state->k_empty, WARPS);
+    for (int i = 0; i < WORKS; i++) {
+        ptx_mbarrier_init(&state->work_full[i], 1);
+        ptx_mbarrier_init(&state->work_empty[i],
+                          3 * WARPS + 3); /* and the other warps of the first */
+        ptx_mbarrier_init(&state->number_full[i], 1);
+        ptx_mbarrier_init(&state->number_empty[i], 1);
+    }
+#endif
     ptx_mbarrier_init_fence();
+}
+
+/* ---- Work tiles ------------------------------------------------------------------------------ */
+
+FA_DEVICE int work_parity(int number) { return number / WORKS & 1; }
+
+/* A role acquires the block's work tile `number` when it has been described; false at the end. A block
+ * that is not persistent has one. */
+FA_DEVICE bool acquire_work_tile(pipeline *own, int number)
+{
+#if PERSISTENT
+    const block_work *w =
+        (const block_work *)ptx_uniform_pointer(&own->state->works[number % WORKS]);
+    ptx_mbarrier_wait(&own->state->work_full[number % WORKS], work_parity(number));
+    own->work = w;
+    /* The same for all lanes, as the assembler must know: where lanes may part it computes the products'
+     * descriptors again for each product, which then waits. */
+    return ptx_uniform(w->ends) == 0;
+#else
+    (void)own;
+    return number == 0;
+#endif
+}
+
+/* A warp no longer needs the description. leader: the lane that arrives. */
+FA_DEVICE void release_work_tile(const pipeline *own, int number, int leader)
+{
+#if PERSISTENT
+    ptx_mbarrier_arrive_if(&own->state->work_empty[number % WORKS], leader);
+#else
+    (void)own, (void)number, (void)leader;
+#endif
 }
 
 #endif

@@ -41,6 +41,30 @@ FA_DEVICE char *warp_buffer(const pipeline *pipe, int tile_at, int dim)
     return pipe->buffers + tile_at + (int)threadIdx.x % WARPGROUP / 32 * (WARP_ROWS * dim * 2);
 }
 
+/* The columns of a gradient from `column` on. */
+FA_DEVICE fa_kernel_view columns_of(const fa_kernel_view *view, int column)
+{
+    fa_kernel_view part = *view;
+    if (part.data) part.data = (char *)part.data + 2 * column;
+    return part;
+}
+
+/* Stores gradients of keys that no query sees. */
+FA_DEVICE void store_zeros(const fa_key_tile *k, const fa_kernel_view *view, int dim, int columns,
+                           int block)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    if (!view->data) return;
+#pragma unroll 1
+    for (int r = 0; r < WARP_ROWS; r++) {
+        const int row = block * BLOCK_KEYS + warp * WARP_ROWS + r;
+        if (row >= k->count) return;
+        char *to = fa_view_row(view, k->block, k->row + row, k->head_kv);
+        for (int column = 2 * lane; column < dim; column += 64)
+            fa_scatter_x2(to, column, columns, 0);
+    }
+}
+
 /* Whether this lane arrives for its warp. */
 FA_DEVICE bool is_leader(void) { return ptx_thread_id() % 32 == 0; }
 
@@ -68,15 +92,16 @@ FA_DEVICE thread_places find_places(const pipeline *pipe)
 }
 
 /* The block's tiles of queries, and those whose queries see all of its keys. They are the same for
- * all threads, in uniform registers. */
+ * all threads, in uniform registers. end: the count after the last one. */
 typedef struct tile_range {
-    int tiles, from, to, unmasked_from, unmasked_to;
+    int tiles, end, from, to, unmasked_from, unmasked_to;
 } tile_range;
 
 FA_DEVICE tile_range find_tiles(const block_work *w)
 {
     tile_range r;
     r.tiles = (int)ptx_uniform((uint32_t)w->tiles);
+    r.end = PERSISTENT ? (int)ptx_uniform((uint32_t)end_count(w)) : r.tiles;
     r.from = (int)ptx_uniform((uint32_t)w->from);
     r.to = (int)ptx_uniform((uint32_t)w->to);
     r.unmasked_from = (int)ptx_uniform((uint32_t)w->unmasked_from[THIS_BLOCK]);
@@ -88,6 +113,9 @@ FA_DEVICE tile_cursor begin(const block_work *w)
 {
     tile_cursor at = first_tile(w);
     at.tile = (int)ptx_uniform((uint32_t)at.tile);
+#if PERSISTENT
+    at.count = (int)ptx_uniform((uint32_t)at.count);
+#endif
 #if ORDERED
     at.step = (int)ptx_uniform((uint32_t)at.step);
 #endif
@@ -97,7 +125,8 @@ FA_DEVICE tile_cursor begin(const block_work *w)
 /* Whether some query of the tile does not see some of the block's keys. */
 FA_DEVICE bool is_masked(const tile_range *range, int tile)
 {
-    return tile < range->unmasked_from || tile >= range->unmasked_to;
+    const bool masked = tile < range->unmasked_from || tile >= range->unmasked_to;
+    return PERSISTENT ? ptx_uniform(masked) != 0 : masked;
 }
 
 #endif

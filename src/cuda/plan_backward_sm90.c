@@ -874,9 +874,9 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     own.sum_tiles = (int32_t)(prepare->tasks < INT32_MAX ? prepare->tasks : INT32_MAX);
     own.cleared_offset = 0;
     main->cluster = (uint32_t)count_blocks(v);
-    main->grid = fa_cuda_grid(v->persistent && main->tasks > device->multiprocessors
-                                  ? device->multiprocessors
-                                  : main->tasks * count_blocks(v));
+    const int64_t at_once = count_takers(v, device);
+    const int64_t takers = v->persistent && main->tasks > at_once ? at_once : main->tasks;
+    main->grid = fa_cuda_grid(takers * count_blocks(v));
     plan_chain(p, v, device, prepare, main, &own);
     if (!plan_joined(p, v, device, prepare, main, plan, &own, why, size)) return false;
     plan_shared_bias(p, &own);
