@@ -244,14 +244,14 @@ def survey_shape(draw, which, dtype):
     """A shape that nobody has chosen, of one sequence length."""
     if which == "decode":
         dim, heads_kv = draw.choice((64, 128, 128, 128, 256)), draw.choice((1, 2, 4, 8, 8, 8, 16))
-        batch, n = draw.choice((1, 2, 4, 8, 16, 32, 64, 128)), log_uniform(draw, 500, 40000)
-        return Cell(batch, heads_kv * draw.choice((1, 4, 4, 8)), heads_kv, 1, n, dim, dim, False,
+        batch, n = log_uniform(draw, 1, 160), log_uniform(draw, 500, 40000)
+        return Cell(batch, heads_kv * draw.choice((1, 4, 4, 5, 7, 8)), heads_kv, 1, n, dim, dim, False,
                     which, dtype)
     if which == "few":
-        dim, heads_kv = draw.choice((64, 128, 128, 128, 256)), draw.choice((1, 2, 4, 8, 8))
-        batch, n = draw.choice((1, 1, 2, 4, 8, 16, 32)), log_uniform(draw, 500, 40000)
-        return Cell(batch, heads_kv * draw.choice((1, 2, 4, 4, 8)), heads_kv, log_uniform(draw, 2, 200), n,
-                    dim, dim, False, "forward", dtype)
+        dim, heads_kv = draw.choice((64, 128, 128, 128, 256)), draw.choice((1, 2, 3, 4, 8, 8))
+        batch, n = log_uniform(draw, 1, 32), log_uniform(draw, 500, 40000)
+        return Cell(batch, heads_kv * draw.choice((1, 2, 3, 4, 4, 5, 7, 8)), heads_kv,
+                    log_uniform(draw, 2, 200), n, dim, dim, False, "forward", dtype)
     dim = draw.choice((64, 128, 128) if which == "backward" else (64, 64, 128, 128, 96, 192, 256))
     n = log_uniform(draw, 130, 12000)
     heads = draw.choice((1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 64))

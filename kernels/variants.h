@@ -189,6 +189,34 @@ VARIANT_16BIT(forward_sm80_d512, .file = "forward_sm80/forward_sm80", .kernel = 
               .keys = 64, .stages = 1, .blocks = 1, .ahead = 8)
 END(forward, sm80)
 
+/* For few work tiles: each has a part of the keys. */
+FAMILY(forward, sm80_split)
+VARIANT_16BIT(forward_sm80_split_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 64, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 2, .blocks = 2, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT_SUFFIX(forward_sm80_split_d64, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 64, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 64, .stages = 2, .blocks = 3, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT(forward_sm80_split_d128, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 128, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT_SUFFIX(forward_sm80_split_d128, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 128, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 64, .stages = 1, .blocks = 3, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT(forward_sm80_split_d256, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 256, .options = 0, .warps = 8, .split = 2, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 1, .ahead = 1, .split_keys = 1)
+/* Also for shared memory of 99 KiB (Ada). */
+VARIANT_16BIT_SUFFIX(forward_sm80_split_d256, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 256, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 32, .stages = 1, .blocks = 2, .ahead = 1, .split_keys = 1)
+END(forward, sm80_split)
+
+/* Merges the parts. */
+FAMILY(forward_merge, sm80)
+VARIANT_16BIT(forward_sm80_merge, .file = "forward_sm80/merge", .kernel = "forward_sm80_merge", .architecture = 80)
+END(forward_merge, sm80)
+
 FAMILY(forward, sm75)
 /* The same source without asynchronous copies, for shared memory of 64 KiB. */
 VARIANT(forward_sm75_d64_f16, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 75,
@@ -253,6 +281,9 @@ VARIANT(forward_f16x3_sm90_general256, .file = "forward_f16x3_sm90/forward_f16x3
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1)
 /* Two blocks, a cluster, share a work tile and have half of the columns each. */
+VARIANT(forward_f16x3_sm90_d288, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 288, .value_dim = 144, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)
 VARIANT(forward_f16x3_sm90_d320, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2,
         .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)
@@ -520,6 +551,9 @@ END(backward, sm90_chained)
 
 /* Where sums have one order, and the block with the last share of a query tile's dQ rounds the sum. */
 FAMILY(backward, sm90_rounding)
+VARIANT_16BIT(backward_sm90_d64_rounding, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 1024, .ordered = 1, .persistent = 1, .dq_buffers = 3,
+              .dq_transposed = 1, .rounding = 1)
 VARIANT_16BIT(backward_sm90_d128_rounding, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512, .ordered = 1, .rounding = 1)
 END(backward, sm90_rounding)
@@ -664,6 +698,8 @@ VARIANT(backward_tf32_prepare_d128, .file = "backward_sm80/prepare", .kernel = "
         .element = FA_ELEMENT_TF32, .head_dim = 128)
 VARIANT(backward_tf32_prepare_d256, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
         .element = FA_ELEMENT_TF32, .head_dim = 256)
+VARIANT(backward_tf32_prepare_d320, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 320)
 VARIANT(backward_tf32_prepare_d384, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384)
 VARIANT(backward_tf32_prepare_d512, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
@@ -718,6 +754,9 @@ VARIANT(backward_tf32_d256_small_general, .file = "backward_sm80/backward_sm80",
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
         .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
 /* Warps share the products of scores. For 227 KiB (Hopper). */
+VARIANT(backward_tf32_d320, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 320, .options = 0, .warps = 8, .group_rows = 32,
+        .keys = 64, .queries = 32, .stages = 1, .slices = 2, .blocks = 1)
 VARIANT(backward_tf32_d384, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384, .options = 0, .warps = 12, .group_rows = 32,
         .keys = 32, .queries = 32, .stages = 1, .slices = 3, .blocks = 1)
@@ -822,6 +861,8 @@ VARIANT(backward_tf32_finish_d128, .file = "backward_sm80/finish", .kernel = "ba
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128)
 VARIANT(backward_tf32_finish_d256, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256)
+VARIANT(backward_tf32_finish_d320, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 320)
 VARIANT(backward_tf32_finish_d384, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384)
 VARIANT(backward_tf32_finish_d512, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,

@@ -30,7 +30,8 @@
  * after the third, these have been read, and the largest numbers of rows are known; after the
  * fourth, weights and dS have been stored. Then a warp computes its columns of all three gradients,
  * and copies these columns of the next tile when it no longer needs them. If operands are float16
- * parts, queries and dout come from the workspace.
+ * parts, queries and dout come from the workspace. With 64 keys (ONE_GRADIENT) a warp has 32 of them
+ * and half of the columns of either dK or dV, and a part of dQ.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/high_low.cuh"
@@ -49,9 +50,13 @@
 
 /* The state of a thread. */
 typedef struct thread_state {
+#if ONE_GRADIENT
+    fa_gradient own; /* dV if it is of an odd share, otherwise dK */
+#else
     fa_gradient dk, dv;
+#endif
 #if SHARED_SCORES
-    fa_operands operands; /* of the tile, until all largest numbers are known */
+    fa_operands operands[WEIGHT_M_TILES]; /* of the tile, until all largest numbers are known */
 #endif
     uint32_t memory; /* the address of shared memory */
     float scale;     /* from scores to exponents of 2; with a softcap, to the argument of tanh */
@@ -78,8 +83,12 @@ FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights
                         const fa_weights *ds)
 {
 #if SHARED_SCORES
-    x->operands = make_operands(part, weights, ds);
-    store_largest(x->memory + LARGEST_AT, part, &x->operands);
+#pragma unroll
+    for (int m = 0; m < WEIGHT_M_TILES; m++) {
+        const tile_part own = find_keys_part(part, m);
+        x->operands[m] = make_operands(&own, weights->at[m][0], ds->at[m][0]);
+    }
+    store_largest(x->memory + LARGEST_AT, part, x->operands);
 #elif OWN_PARTS
     row_parts parts;
     (void)weights;
@@ -202,7 +211,7 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 
 /* ---- dQ -------------------------------------------------------------------------------------- */
 
-#if HIGH_LOW
+#if HIGH_LOW && !ONE_GRADIENT
 
 /* Adds a warp's part to the caller's rows. block: of 16 queries; column: of 8 columns; whole: rows
  * consist of aligned vectors. */
@@ -229,14 +238,14 @@ FA_DEVICE void add_to_rows(const fa_backward_params *p, const block_work *w, con
 
 #endif
 
-/* Adds it to a tile of the sums in the workspace. */
-FA_DEVICE void add_to_tile(float *tile, const fa_dq *dq, int block, int column)
+/* Adds it to a tile of the sums in the workspace. tiles: the warp's tiles of columns that exist. */
+FA_DEVICE void add_to_tile(float *tile, const fa_dq *dq, int block, int column, int tiles)
 {
 #pragma unroll
     for (int n = 0; n < DQ_N_TILES; n++)
 #pragma unroll
         for (int m = 0; m < DQ_M_TILES; m++)
-            add_to_sums(fragment_sums(tile, block + m, column + n), dq->at[m][n]);
+            if (n < tiles) add_to_sums(fragment_sums(tile, block + m, column + n), dq->at[m][n]);
 }
 
 /* Computes dQ of a tile whose dS is complete. If sums have one order, a warp adds its part after
@@ -255,8 +264,7 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
                 memory + K_AT + l.a + (uint32_t)(8 * column * ELEMENT_BYTES),
                 ds_factors_at(memory, at->count) + (uint32_t)(16 * block + l.lane / 4) * 4, block);
 #elif HIGH_LOW
-    make_high_low_dq(&dq, memory + DQ_DS_AT + l.score_b,
-                     memory + K_AT + l.a + (uint32_t)(8 * column * ELEMENT_BYTES),
+    make_high_low_dq(&dq, memory + DQ_DS_AT + l.score_b, memory + K_AT + l.a, column,
                      memory + LARGEST_AT + DQ_FACTORS + (uint32_t)(16 * block + l.lane / 4) * 4,
                      block);
 #else
@@ -270,13 +278,14 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
         if (l.lane == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
         __syncwarp();
     }
-#if HIGH_LOW
+#if HIGH_LOW && !ONE_GRADIENT
     if (is_in_place(s) && SUMS_TOGETHER && has_vectors(&p->dq))
         add_to_rows(p, w, at, &dq, block, column, true);
     else if (is_in_place(s)) add_to_rows(p, w, at, &dq, block, column, false);
     else
 #endif
-        add_to_tile(tile, &dq, part * (QUERIES / 16) + block, column);
+        add_to_tile(tile, &dq, part * (QUERIES / 16) + block, column,
+                    ONE_GRADIENT ? (p->a.d + 31) / 32 * 4 - column : DQ_N_TILES);
     if (s->semaphores) {
         __syncwarp();
         if (l.lane == 0) ptx_semaphore_add(semaphore);
@@ -296,12 +305,12 @@ FA_DEVICE void issue_next(const fa_backward_params *p, const fa_backward_sm80_pa
     issue_tile(p, s, memory, w, &next, what);
 }
 
-#if BESIDE_KEYS
+#if BESIDE_KEYS && !BOTH_BESIDE_KEYS
 
 /* Threads that copy the next tile: those of the warps that have no scores, which would wait for the others' weights;
  * without such warps all. */
 enum {
-    NO_SCORES = THREADS - 32 * SCORE_TILES,
+    NO_SCORES = THREADS - 32 * SCORE_WARPS,
     NEXT_THREADS = NO_SCORES > 0 ? NO_SCORES : THREADS,
     NEXT_TOGETHER = NEXT_THREADS / PART_VECTORS
 };
@@ -326,18 +335,30 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
                              const block_work *w, thread_state *x, const tile_cursor *at)
 {
     const fa_layout layout = find_layout(x->memory), *l = &layout;
-    const int column = l->share * COLUMNS;
+    const int column = own_column(l);
     const uint32_t own = l->a + (uint32_t)column * ELEMENT_BYTES;
     const uint32_t q = (q_at(x->memory, place_of(at->count)) + own) ^ half_of(at->count);
     const uint32_t dout = (dout_at(x->memory, place_of(at->count)) + own) ^ dout_half_of(at->count);
-    const uint32_t factors = x->memory + LARGEST_AT + (uint32_t)(l->lane / 4) * 4;
+    const uint32_t rows = l->score_a + (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH);
+    const uint32_t factors =
+        x->memory + LARGEST_AT + (uint32_t)(l->group * GROUP_ROWS + l->lane / 4) * 4;
+#if ONE_GRADIENT
+    issue_next(p, s, w, x->memory, at, ALL_OF_TILE);
+    const bool of_values = l->share % 2 != 0;
+    const int columns = (of_values ? p->a.d_v : p->a.d) - column;
+    if (columns > 0)
+        add_high_low_gradient(&x->own, x->memory + (of_values ? WEIGHTS_AT : DS_AT) + rows,
+                              of_values ? dout : q, factors + (of_values ? DV_FACTORS : DK_FACTORS),
+                              columns);
+    __syncwarp();
+#else
     issue_next(p, s, w, x->memory, at, THE_ROWS);
 #if BESIDE_KEYS
     if (NO_SCORES == 0) copy_next(p, s, w, x->memory, at, THE_DOUT);
 #endif
     if (column < p->a.d_v)
-        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, dout,
-                              factors + DV_FACTORS);
+        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + rows, dout, factors + DV_FACTORS,
+                              COLUMNS);
     __syncwarp();
 #if BESIDE_KEYS
     if (NO_SCORES == 0) copy_next(p, s, w, x->memory, at, THE_QUERIES);
@@ -345,9 +366,10 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     issue_next(p, s, w, x->memory, at, THE_DOUT | OWN_COLUMNS);
 #endif
     if (column < p->a.d)
-        add_high_low_gradient(&x->dk, x->memory + DS_AT + l->score_a, q, factors + DK_FACTORS);
+        add_high_low_gradient(&x->dk, x->memory + DS_AT + rows, q, factors + DK_FACTORS, COLUMNS);
     __syncwarp();
     if (!BESIDE_KEYS) issue_next(p, s, w, x->memory, at, THE_QUERIES | OWN_COLUMNS);
+#endif
     add_dq(p, s, w, x->memory, at);
 }
 
@@ -356,14 +378,14 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 {
     share_slice(x->memory, at->count, p->a.d, p->a.d_v);
     __syncthreads();
-#if BESIDE_KEYS
+#if BESIDE_KEYS && !BOTH_BESIDE_KEYS
     if (!has_scores()) copy_next(p, s, w, x->memory, at, THE_QUERIES | THE_DOUT);
 #endif
     if (has_scores()) consume_chunk(&p->a, s, w, x, at, 0);
     __syncthreads();
     if (has_scores()) {
         const tile_part part = find_part(x->memory, at, 0);
-        share_operands(x->memory, &part, &x->operands);
+        share_operands(x->memory, &part, x->operands);
     }
     __syncthreads();
     add_gradients(p, s, w, x, at);
@@ -397,6 +419,30 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
 /* Whether the warp computes dQ of the previous tile before this tile's scores. */
 FA_DEVICE bool is_early(void) { return TWO_HALVES && ptx_thread_id() < THREADS / 2; }
 
+#if ONE_GRADIENT
+
+/* Copies and splits keys, then values. The first tile of queries lies beside keys, so its copies
+ * begin when these have been split. */
+FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                           uint32_t memory, block_work *w)
+{
+    static_assert(!OPTIONS && !THREE_PRODUCTS, "no keys to clear, no factors");
+    const tile_cursor at = first_tile(w);
+    issue_keys(&p->a, memory, w);
+    ptx_cp_async_commit();
+    ptx_cp_async_wait(1);
+    __syncthreads();
+    split_key_rows(memory, K_AT, p->a.d);
+    __syncthreads();
+    issue_tile(p, s, memory, w, &at, ALL_OF_TILE);
+    ptx_cp_async_commit();
+    ptx_cp_async_wait(1);
+    __syncthreads();
+    split_key_rows(memory, V_AT, p->a.d_v);
+}
+
+#else
+
 /* Issues the first copies. */
 FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_params *s,
                            uint32_t memory, block_work *w)
@@ -420,6 +466,8 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
     split_keys(&p->a, memory);
 #endif
 }
+
+#endif
 
 FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80_params *s,
                              const block_work *w, thread_state *x)
@@ -456,14 +504,26 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();
     x.scale = inner_scale(&p.a);
     if (work.tiles > 0) begin_block(&p, &s, x.memory, &work);
+#if ONE_GRADIENT
+    clear_gradient(&x.own);
+#else
     clear_gradient(&x.dk);
     clear_gradient(&x.dv);
+#endif
     if (work.tiles > 0) consume_tiles(&p, &s, &work, &x);
     const fa_layout layout = find_layout(x.memory);
     float *sums = work.key_sums;
     const gradient_rows dk = find_gradient_rows(&work.keys, &p.dk, sums, p.a.d);
+#if ONE_GRADIENT
+    if (layout.share % 2 == 0) store_gradient(&dk, &x.own, &layout, dk_scale(&p.a, &s));
+#else
     store_gradient(&dk, &x.dk, &layout, dk_scale(&p.a, &s));
+#endif
     if (sums) sums += KEYS * HEAD_DIM;
     const gradient_rows dv = find_gradient_rows(&work.keys, &p.dv, sums, p.a.d_v);
+#if ONE_GRADIENT
+    if (layout.share % 2 != 0) store_gradient(&dv, &x.own, &layout, value_scale(&p.a));
+#else
     store_gradient(&dv, &x.dv, &layout, value_scale(&p.a));
+#endif
 }

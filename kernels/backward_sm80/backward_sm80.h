@@ -104,11 +104,16 @@
     (FA_BACKWARD_SM80_TAKES_TURNS(element) ? 1 : (buffers))
 
 /* If warps also share the products of scores, a tile of queries and its dout take one area, each half of its rows. The next
- * tile's are in the halves of keys and values that would hold their low parts. */
+ * tile's are in the halves of keys and values that would hold their low parts. With twice as many keys as queries these have
+ * room for both tiles. */
 #define FA_BACKWARD_SM80_BESIDE_KEYS(element, slices)                                              \
     (FA_BACKWARD_SM80_TAKES_TURNS(element) && (slices) > 0)
-#define FA_BACKWARD_SM80_Q_AREAS(element, stages, slices)                                          \
-    (FA_BACKWARD_SM80_BESIDE_KEYS(element, slices) ? 1 : 2 * FA_BACKWARD_SM80_ROOM(element, stages))
+#define FA_BACKWARD_SM80_BOTH_BESIDE_KEYS(element, keys, queries, slices)                          \
+    (FA_BACKWARD_SM80_BESIDE_KEYS(element, slices) && (keys) >= 2 * (queries))
+#define FA_BACKWARD_SM80_Q_AREAS(element, keys, queries, stages, slices)                           \
+    (FA_BACKWARD_SM80_BOTH_BESIDE_KEYS(element, keys, queries, slices) ? 0                         \
+     : FA_BACKWARD_SM80_BESIDE_KEYS(element, slices)                   ? 1                         \
+                                                     : 2 * FA_BACKWARD_SM80_ROOM(element, stages))
 
 /* Bytes of dS; if warps share keys, also of weights, and of dS for dK if it differs from dS for dQ.
  * With wide heads these replace the parts of scores and of dP. */
@@ -123,14 +128,12 @@
 
 /* With float16 parts, bytes of the powers of two of each key and value, and of each query of a
  * stage and its dout. For wide heads, also the numbers from which the powers of weights and dS
- * follow: the largest numbers of tiles of 16 keys and 8 queries, and a factor for each row of a
- * gradient. */
+ * follow: for each key the largest numbers of its tiles of 8 queries, for each query those of each
+ * half of the keys, and a factor for each row of a gradient. */
 #define FA_BACKWARD_SM80_POWERS(element, keys, queries, stages)                                    \
     (FA_BACKWARD_SM80_HAS_PARTS(element) ? ((keys) + (stages) * (queries)) * 8 : 0)
 #define FA_BACKWARD_SM80_LARGEST(keys, queries, slices)                                            \
-    ((slices) > 0 ? (keys) * ((queries) / 8) * 8 + (queries) * ((keys) / 16) * 4 +                 \
-                        (2 * (keys) + (queries)) * 4                                               \
-                  : 0)
+    ((slices) > 0 ? (keys) * ((queries) / 8) * 8 + (queries)*8 + (2 * (keys) + (queries)) * 4 : 0)
 
 /* Bytes of the factors if a warp has its own parts: of dS for dQ, one for each query and group of
  * warps; if warps share keys, of weights and of dS, one for each key and 16 queries. */
@@ -145,7 +148,7 @@
  * dout and of their rows and factors; dS, weights and parts of scores; powers of two and the
  * numbers from which they follow. */
 #define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages, slices)      \
-    ((2 * (keys) + FA_BACKWARD_SM80_Q_AREAS(element, stages, slices) * (queries)) *                \
+    ((2 * (keys) + FA_BACKWARD_SM80_Q_AREAS(element, keys, queries, stages, slices) * (queries)) * \
          FA_BACKWARD_SM80_PITCH(element, dim) +                                                    \
      (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
      FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices) +          \

@@ -53,8 +53,15 @@
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
 
-/* Tiles of queries take turns between their own rows and the unused halves of keys and values. */
+/* Tiles of queries take turns between their own rows and the unused halves of keys and values, or
+ * between those of keys and those of values. */
 #define BESIDE_KEYS (FA_BACKWARD_SM80_BESIDE_KEYS(ELEMENT, SLICES) && !SCORES_ALONE)
+#define BOTH_BESIDE_KEYS                                                                           \
+    (FA_BACKWARD_SM80_BOTH_BESIDE_KEYS(ELEMENT, KEYS, QUERIES, SLICES) && !SCORES_ALONE)
+
+/* A warp has half of the columns of either dK or dV, of its group's keys. With 64 keys and eight
+ * warps, columns of both would not be whole units of 32. */
+#define ONE_GRADIENT BOTH_BESIDE_KEYS
 
 /* A thread copies the same unit of several rows of parts (issue_parts). */
 #define ROWS_OF_PARTS (OWN_PARTS || BESIDE_KEYS)
@@ -69,16 +76,21 @@ enum {
     PARTS = TILE / QUERIES, /* tiles of queries in a tile of the workspace */
     SPLIT = FA_BACKWARD_SM80_SPLIT(KEYS, WARPS, GROUP_ROWS),
     M_TILES = GROUP_ROWS / 16,
-    /* The queries of a tile for which a warp computes scores, or its slice of them. */
-    OWN_QUERIES = SHARED_SCORES ? QUERIES * 2 * SLICES / WARPS : QUERIES / SPLIT,
-    COLUMNS = HEAD_DIM / SPLIT, /* columns of dK and dV that a warp computes */
+    GROUPS = KEYS / GROUP_ROWS,
+    /* The queries of a tile for which a warp computes scores, or its slice of them: half of the
+     * tile if there are warps enough. */
+    OWN_QUERIES = !SHARED_SCORES                 ? QUERIES / SPLIT
+                  : 4 * SLICES * GROUPS <= WARPS ? QUERIES / 2
+                                                 : QUERIES,
+    /* Columns of dK and dV that a warp computes, or of one of them. */
+    COLUMNS = ONE_GRADIENT ? HEAD_DIM / (SPLIT / 2) : HEAD_DIM / SPLIT,
     /* Queries whose scores are in registers at the same time. Options need registers, too. */
     MOST_QUERIES = OPTIONS && HEAD_DIM != 96 && !SCORES_ALONE && !SHARED_SCORES ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
     N_TILES = CHUNK / 8, /* of 8 queries of the scores */
     /* Tiles of the scores from which it computes weights. */
-    WEIGHT_M_TILES = SHARED_SCORES ? 1 : M_TILES,
+    WEIGHT_M_TILES = SHARED_SCORES ? GROUPS : M_TILES,
     WEIGHT_N_TILES = SHARED_SCORES ? 1 : N_TILES,
     D_STEPS = HEAD_DIM / STEP,       /* mma steps along the head dim */
     D_TILES = COLUMNS / 8,           /* tiles of 8 columns of dK and dV */
@@ -96,7 +108,6 @@ enum {
     FACTOR_BYTES = FA_BACKWARD_SM80_FACTORS(ELEMENT, QUERIES),
     SCORE_BYTES = KEYS * SCORE_PITCH,
     SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM), /* of a tile of the workspace */
-    GROUPS = KEYS / GROUP_ROWS,
     SMEM_BYTES =
         FA_BACKWARD_SM80_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES, SLICES)
 };
@@ -108,6 +119,7 @@ static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= SEMAPHORES,
 static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % (8 * COLUMN_TILES) == 0,
               "whole fragments");
 static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
+static_assert(!ONE_GRADIENT || SPLIT == 4, "four warps share keys: dK and dV, half of the columns");
 
 enum {
     /* All weights and dS come from shared memory, including those of a warp's own queries. */
@@ -128,7 +140,7 @@ enum {
     DQ_COLUMNS = HEAD_DIM * DQ_ROW_WARPS / WARPS,
     DQ_N_TILES = DQ_COLUMNS / 8
 };
-static_assert(WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMNS % (8 * COLUMN_TILES) == 0,
+static_assert(WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMNS % (ONE_GRADIENT ? 16 : 8 * COLUMN_TILES) == 0,
               "whole fragments of dQ");
 
 /* The factor by which a weight becomes its true value. */

@@ -67,12 +67,15 @@ FA_DEVICE query_powers load_query_powers(uint32_t at)
     return powers;
 }
 
+/* A block of one gradient has many keys for few warps. */
+enum { ROWS_OF_POWERS = ONE_GRADIENT ? 4 : 1 };
+
 /* Finds the powers of rows of keys or values, with a warp for each row, and stores their inverses,
  * times KEY_UNIT: the one of row r at offset 8 r. */
 FA_DEVICE void find_row_powers(uint32_t inverses, uint32_t at, int rows)
 {
     const int lane = ptx_thread_id() % 32;
-#pragma unroll 1
+#pragma unroll ROWS_OF_POWERS
     for (int row = ptx_thread_id() / 32; row < rows; row += WARPS) {
         float largest = 0.0f;
 #pragma unroll
@@ -207,9 +210,9 @@ FA_DEVICE void multiply_high_low(float sum[2][4], const high_low *a, const high_
 
 /* The products of all queries. weights: where the lane's fragments of weights or dS begin; tile:
  * where those of dout or of queries begin, of the warp's share; factors: those of the lane's first
- * row of the gradient. */
+ * row of the gradient; columns: those of the share that exist, in a kernel of one gradient. */
 FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t tile,
-                                     uint32_t factors)
+                                     uint32_t factors, int columns)
 {
     enum { STEPS = QUERIES / STEP };
     high_low a[STEPS][M_TILES];
@@ -222,6 +225,7 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
                       i % M_TILES * 16 * SCORE_PITCH);
 #pragma unroll
     for (int n = 0; n < D_TILES; n += 2) {
+        if (ONE_GRADIENT && n > 0 && n % COLUMN_TILES == 0 && 8 * n >= columns) break;
         float sum[M_TILES][2][4] = {{{0.0f}}};
         high_low b[STEPS];
 #pragma unroll
@@ -239,10 +243,15 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
     }
 }
 
-/* Like make_dq. keys: where the lane's fragments of the warp's columns begin; factors: those of the
- * lane's first row of dQ. */
-FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t factors, int block)
+/* Like make_dq. keys: where the lane's fragments of keys begin; column: the warp's first tile of
+ * columns, an even number; factors: those of the lane's first row of dQ. */
+FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int column, uint32_t factors,
+                                int block)
 {
+    /* Of 32 columns, the first two tiles and the others. */
+    const int odd = DQ_N_TILES % COLUMN_TILES != 0 ? column & 2 : 0;
+    const uint32_t own = keys + (uint32_t)((column - odd) * 8 * ELEMENT_BYTES);
+    const uint32_t at[2] = {fragment_at(own, high_unit(odd)), fragment_at(own, high_unit(odd + 2))};
     clear_dq(dq);
 #pragma unroll
     for (int step = 0; step < KEYS / STEP; step++) {
@@ -253,7 +262,7 @@ FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t 
 #pragma unroll
         for (int n = 0; n < DQ_N_TILES; n += 2) {
             high_low b;
-            load_high_low_trans(&b, fragment_at(keys, high_unit(n)), step * STEP * PITCH);
+            load_high_low_trans(&b, at[n / 2 % 2], n / 4 * 128 + step * STEP * PITCH);
 #pragma unroll
             for (int m = 0; m < DQ_M_TILES; m++) multiply_high_low(dq->at[m] + n, &a[m], &b);
         }
@@ -279,16 +288,17 @@ typedef struct fa_operand_powers {
     float dv[2], dk[2], dq[2];
 } fa_operand_powers;
 
-FA_DEVICE fa_operands make_operands(const tile_part *part, const fa_weights *weights,
-                                    const fa_weights *ds)
+/* weights, ds: words of the warp's tile, in the order of fa_weights. */
+FA_DEVICE fa_operands make_operands(const tile_part *part, const uint32_t weights[4],
+                                    const uint32_t ds[4])
 {
     const key_powers keys = load_key_powers(part->key_powers);
     const query_powers queries = load_query_powers(part->query_powers);
     fa_operands x;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        const float y = fa_bits_float(ds->at[0][0][e]);
-        x.dv[e] = fa_bits_float(weights->at[0][0][e]) * queries.dout[e / 2];
+        const float y = fa_bits_float(ds[e]);
+        x.dv[e] = fa_bits_float(weights[e]) * queries.dout[e / 2];
         x.dk[e] = y * queries.query[e / 2];
         x.dq[e] = y * (keys.key[e % 2] * (SPLIT_UNIT / KEY_UNIT));
     }
@@ -308,24 +318,33 @@ FA_DEVICE float max_of_own(const float x[4])
     return fmaxf(odd ? b : a, __shfl_xor_sync(0xffffffffu, odd ? a : b, 1));
 }
 
-/* Stores the largest numbers of the warp's tile: for its keys, of their rows of weights and dS; for
+/* Stores the largest numbers of the warp's tiles: for its keys, of their rows of weights and dS; for
  * its queries, of their rows of dS. */
-FA_DEVICE void store_largest(uint32_t largest, const tile_part *part, const fa_operands *x)
+FA_DEVICE void store_largest(uint32_t largest, const tile_part *part,
+                             const fa_operands operands[WEIGHT_M_TILES])
 {
     const int lane = ptx_thread_id() % 32, t = lane % 4, g = lane / 4;
-    const float own[4] = {max_of_sizes(x->dv[0], x->dv[2]), max_of_sizes(x->dv[1], x->dv[3]),
-                          max_of_sizes(x->dk[0], x->dk[2]), max_of_sizes(x->dk[1], x->dk[3])};
-    const float first = max_of_sizes(x->dq[0], x->dq[1]), second = max_of_sizes(x->dq[2], x->dq[3]);
-    const int key = t / 2 * KEYS + part->key + 8 * (t % 2), query = 8 * part->unit + 2 * t + g;
-    ptx_st_shared_f32(largest + KEY_LARGEST + (uint32_t)(key * TILES_ACROSS + part->unit) * 4,
-                      max_of_own(own));
+    const int query = 8 * part->unit + 2 * t + g;
+    float first = 0.0f, second = 0.0f;
+#pragma unroll
+    for (int m = 0; m < WEIGHT_M_TILES; m++) {
+        const fa_operands *x = &operands[m];
+        const float own[4] = {max_of_sizes(x->dv[0], x->dv[2]), max_of_sizes(x->dv[1], x->dv[3]),
+                              max_of_sizes(x->dk[0], x->dk[2]), max_of_sizes(x->dk[1], x->dk[3])};
+        const int key = t / 2 * KEYS + part->key + 16 * m + 8 * (t % 2);
+        ptx_st_shared_f32(largest + KEY_LARGEST + (uint32_t)(key * TILES_ACROSS + part->unit) * 4,
+                          max_of_own(own));
+        const float a = max_of_sizes(x->dq[0], x->dq[1]), b = max_of_sizes(x->dq[2], x->dq[3]);
+        first = m == 0 ? a : fmaxf(first, a), second = m == 0 ? b : fmaxf(second, b);
+    }
     float y =
         fmaxf(g % 2 ? second : first, __shfl_xor_sync(0xffffffffu, g % 2 ? first : second, 4));
     y = fmaxf(y, __shfl_xor_sync(0xffffffffu, y, 8));
     y = fmaxf(y, __shfl_xor_sync(0xffffffffu, y, 16));
     if (g < 2)
-        ptx_st_shared_f32(
-            largest + QUERY_LARGEST + (uint32_t)(query * TILES_DOWN + part->key / 16) * 4, y);
+        ptx_st_shared_f32(largest + QUERY_LARGEST +
+                              (uint32_t)(query * 2 + part->key / (16 * WEIGHT_M_TILES)) * 4,
+                          y);
 }
 
 /* The power of row `key` of dV or dK. */
@@ -341,22 +360,28 @@ FA_DEVICE float load_key_power(uint32_t largest, int key)
     return find_power(most);
 }
 
-static_assert(TILES_DOWN == 2 && TILES_ACROSS % 2 == 0, "largest numbers are loaded together");
+static_assert(TILES_DOWN == 2 * WEIGHT_M_TILES && TILES_ACROSS % 2 == 0,
+              "largest numbers are loaded together");
 
-/* Loads the powers that follow from what all warps have stored. */
-FA_DEVICE fa_operand_powers load_operand_powers(uint32_t largest, const tile_part *part)
+/* Loads the powers that follow from what all warps have stored: those of the warp's keys. */
+FA_DEVICE void load_powers_of_keys(fa_operand_powers *powers, uint32_t largest,
+                                   const tile_part *part)
 {
-    const int query = 8 * part->unit + ptx_thread_id() % 4 * 2;
-    const uint4 x = ptx_ld_shared_v4(largest + QUERY_LARGEST + (uint32_t)(query * TILES_DOWN) * 4);
-    fa_operand_powers powers;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        powers.dv[r] = load_key_power(largest, part->key + 8 * r);
-        powers.dk[r] = load_key_power(largest, KEYS + part->key + 8 * r);
+        powers->dv[r] = load_key_power(largest, part->key + 8 * r);
+        powers->dk[r] = load_key_power(largest, KEYS + part->key + 8 * r);
     }
-    powers.dq[0] = find_power(fmaxf(fa_bits_float(x.x), fa_bits_float(x.y)));
-    powers.dq[1] = find_power(fmaxf(fa_bits_float(x.z), fa_bits_float(x.w)));
-    return powers;
+}
+
+/* Those of its queries. */
+FA_DEVICE void load_powers_of_queries(fa_operand_powers *powers, uint32_t largest,
+                                      const tile_part *part)
+{
+    const int query = 8 * part->unit + ptx_thread_id() % 4 * 2;
+    const uint4 x = ptx_ld_shared_v4(largest + QUERY_LARGEST + (uint32_t)query * 8);
+    powers->dq[0] = find_power(fmaxf(fa_bits_float(x.x), fa_bits_float(x.y)));
+    powers->dq[1] = find_power(fmaxf(fa_bits_float(x.z), fa_bits_float(x.w)));
 }
 
 /* The warps with the tile's first queries store those of rows of dV and dK, and the warps with the
@@ -385,28 +410,55 @@ FA_DEVICE void store_parts(uint32_t row, int unit, float first, float second)
     if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, low);
 }
 
-/* Stores weights and dS in shared memory, a row for each key: all warps need them for dV, dK and
- * dQ. All warps have stored their largest numbers. So all parts of scores have been read, and
- * weights and dS overwrite them. */
-FA_DEVICE void share_operands(uint32_t memory, const tile_part *part, const fa_operands *x)
+/* Stores the parts of a tile of 16 keys and 8 queries. */
+FA_DEVICE void store_operands(const tile_part *part, const fa_operands *x,
+                              const fa_operand_powers *powers)
 {
-    const uint32_t largest = memory + LARGEST_AT;
-    const fa_operand_powers powers = load_operand_powers(largest, part);
-    store_factors_of_rows(largest, part, &powers);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const uint32_t row = part->weights_word + (uint32_t)(8 * r * SCORE_PITCH);
-        store_parts(row, part->unit, x->dv[r] * powers.dv[r], x->dv[2 + r] * powers.dv[r]);
-        store_parts(row + DS_AT - WEIGHTS_AT, part->unit, x->dk[r] * powers.dk[r],
-                    x->dk[2 + r] * powers.dk[r]);
-        store_parts(row + DQ_DS_AT - WEIGHTS_AT, part->unit, x->dq[r] * powers.dq[0],
-                    x->dq[2 + r] * powers.dq[1]);
+        store_parts(row, part->unit, x->dv[r] * powers->dv[r], x->dv[2 + r] * powers->dv[r]);
+        store_parts(row + DS_AT - WEIGHTS_AT, part->unit, x->dk[r] * powers->dk[r],
+                    x->dk[2 + r] * powers->dk[r]);
+        store_parts(row + DQ_DS_AT - WEIGHTS_AT, part->unit, x->dq[r] * powers->dq[0],
+                    x->dq[2 + r] * powers->dq[1]);
+    }
+}
+
+/* Stores weights and dS in shared memory, a row for each key: all warps need them for dV, dK and
+ * dQ. All warps have stored their largest numbers. So all parts of scores have been read, and
+ * weights and dS overwrite them. */
+FA_DEVICE void share_operands(uint32_t memory, const tile_part *part,
+                              const fa_operands operands[WEIGHT_M_TILES])
+{
+    const uint32_t largest = memory + LARGEST_AT;
+    fa_operand_powers powers;
+    load_powers_of_queries(&powers, largest, part);
+#pragma unroll
+    for (int m = 0; m < WEIGHT_M_TILES; m++) {
+        const tile_part own = find_keys_part(part, m);
+        load_powers_of_keys(&powers, largest, &own);
+        store_factors_of_rows(largest, &own, &powers);
+        store_operands(&own, &operands[m], &powers);
     }
 }
 
 #endif
 
 #endif
+
+#if ONE_GRADIENT
+
+/* Splits keys or values, once. The copies of all threads have arrived. at: K_AT or V_AT. */
+FA_DEVICE void split_key_rows(uint32_t memory, uint32_t at, int columns)
+{
+    const uint32_t inverses = memory + POWERS_AT + KEY_POWERS + (at == V_AT ? 4 : 0);
+    find_row_powers(inverses, memory + at, KEYS);
+    __syncthreads();
+    split_rows(inverses, memory + at, KEYS, columns);
+}
+
+#else
 
 /* Splits keys and values, once. The copies of all threads have arrived. */
 FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
@@ -418,6 +470,8 @@ FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
     split_rows(inverses, memory + K_AT, KEYS, p->d);
     split_rows(inverses + 4, memory + V_AT, KEYS, p->d_v);
 }
+
+#endif
 
 #endif
 

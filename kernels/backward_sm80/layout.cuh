@@ -26,7 +26,7 @@ enum {
     Q_AT = V_AT + KEY_BYTES,
     DOUT_AT = Q_AT + (BESIDE_KEYS ? 0 : Q_BUFFERS * Q_BYTES),
     Q_TO_DOUT = DOUT_AT - Q_AT, /* of the same stage */
-    ROWS_AT = DOUT_AT + Q_BUFFERS * Q_BYTES,
+    ROWS_AT = DOUT_AT + (BOTH_BESIDE_KEYS ? 0 : Q_BUFFERS * Q_BYTES),
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
     WEIGHTS_AT = DS_AT + FA_BACKWARD_SM80_ROOM(ELEMENT, DS_BUFFERS) * SCORE_BYTES,
@@ -66,14 +66,14 @@ enum {
 };
 
 /* From LARGEST_AT on: for each key, the largest numbers of its row in each tile of 8 queries, of
- * weights, then of dS; for each query, those of dS in each tile of 16 keys; then the factors of
- * sums of products for rows of dV, dK and dQ. */
+ * weights, then of dS; for each query, those of dS in each half of the keys, which one warp has;
+ * then the factors of sums of products for rows of dV, dK and dQ. */
 enum {
     TILES_ACROSS = QUERIES / 8,
     TILES_DOWN = KEYS / 16,
     KEY_LARGEST = 0,
     QUERY_LARGEST = KEY_LARGEST + 2 * KEYS * TILES_ACROSS * 4,
-    DV_FACTORS = QUERY_LARGEST + QUERIES * TILES_DOWN * 4,
+    DV_FACTORS = QUERY_LARGEST + QUERIES * 8,
     DK_FACTORS = DV_FACTORS + KEYS * 4,
     DQ_FACTORS = DK_FACTORS + KEYS * 4
 };
@@ -133,6 +133,12 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     return l;
 }
 
+/* The first of the warp's columns of dK and dV. */
+FA_DEVICE int own_column(const fa_layout *l)
+{
+    return (ONE_GRADIENT ? l->share / 2 : l->share) * COLUMNS;
+}
+
 /* The address of a fragment whose columns begin at unit `unit`: an even number, or any number if
  * the lane's offset is in unit 0. row: where its rows begin. */
 FA_DEVICE uint32_t fragment_at(uint32_t row, int unit)
@@ -145,18 +151,24 @@ FA_DEVICE int place_of(int count) { return STAGES == 2 || BESIDE_KEYS ? count & 
 
 FA_DEVICE uint32_t q_at(uint32_t memory, int place)
 {
+    if (BOTH_BESIDE_KEYS) return memory + (place ? V_AT : K_AT);
     if (BESIDE_KEYS) return memory + (place ? K_AT : Q_AT);
     return memory + Q_AT + (Q_BUFFERS == 2 ? (uint32_t)place * Q_BYTES : 0);
 }
 
 FA_DEVICE uint32_t dout_at(uint32_t memory, int place)
 {
+    if (BOTH_BESIDE_KEYS) return q_at(memory, place) + Q_BYTES;
     if (BESIDE_KEYS) return memory + (place ? V_AT : DOUT_AT);
     return memory + DOUT_AT + (Q_BUFFERS == 2 ? (uint32_t)place * Q_BYTES : 0);
 }
 
 /* Which half of the rows there it uses, as an offset in bytes in each group of banks. */
-FA_DEVICE uint32_t half_of(int count) { return TAKES_TURNS ? (uint32_t)(count & 1) * 64 : 0; }
+FA_DEVICE uint32_t half_of(int count)
+{
+    if (BOTH_BESIDE_KEYS) return 64;
+    return TAKES_TURNS ? (uint32_t)(count & 1) * 64 : 0;
+}
 
 FA_DEVICE uint32_t dout_half_of(int count) { return BESIDE_KEYS ? 64 : half_of(count); }
 

@@ -162,9 +162,22 @@ FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to, uint32_t 
                         from + row * PITCH, inside);
 }
 
+/* The same of eight rows by one warp, of high parts alone: lanes copy the 64 bytes of 32 columns of
+ * all rows at once. */
+FA_DEVICE void issue_eight_rows(const char *from, int columns, uint32_t to, uint32_t half)
+{
+    const int lane = ptx_thread_id() % 32, unit = lane % 4, row = lane / 4;
+    from += row * PITCH + 16 * unit;
+    to += (uint32_t)(row * PITCH) + permuted(row, unit, PITCH) * 16;
+    to ^= half;
+#pragma unroll
+    for (int group = 0; group < HEAD_DIM / 32; group++)
+        ptx_cp_async_16(to + (uint32_t)(group * 128), from + group * 128, 32 * group < columns);
+}
+
 #endif
 
-#if SHARED_SCORES
+#if SHARED_SCORES && !BESIDE_KEYS
 
 /* Issues the copy of the columns for which the warp computes gradients: after the scores no other
  * warp reads them. */
@@ -186,15 +199,20 @@ FA_DEVICE void issue_own_columns(const row_source *from, uint32_t to)
 
 /* ---- Keys and values ------------------------------------------------------------------------- */
 
-FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const block_work *w)
+FA_DEVICE row_source keys_of_block(const fa_kernel_view *view, const block_work *w, int columns)
 {
     const fa_tile *t = &w->sequence;
-    const int64_t first = t->start_k + w->keys.first;
-    const row_source k =
-        source_of(&p->k, t->block_k, first, t->head_kv, p->d, w->seen_key_from, w->seen_key_to);
-    const row_source v =
-        source_of(&p->v, t->block_k, first, t->head_kv, p->d_v, w->seen_key_from, w->seen_key_to);
+    return source_of(view, t->block_k, t->start_k + w->keys.first, t->head_kv, columns,
+                     w->seen_key_from, w->seen_key_to);
+}
+
+FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const block_work *w)
+{
+    const row_source k = keys_of_block(&p->k, w, p->d), v = keys_of_block(&p->v, w, p->d_v);
     issue_rows(&k, KEYS, memory + K_AT);
+#if ONE_GRADIENT /* values are waited for later */
+    ptx_cp_async_commit();
+#endif
     issue_rows(&v, KEYS, memory + V_AT);
 }
 
@@ -244,7 +262,23 @@ FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
  * heads, queries and dout perhaps only in the warp's own columns. */
 enum { THE_QUERIES = 1, THE_DOUT = 2, THE_ROWS = 4, ALL_OF_TILE = 7, OWN_COLUMNS = 8 };
 
-#if ROWS_OF_PARTS
+#if BOTH_BESIDE_KEYS
+
+/* The copy of queries and dout: a warp copies eight rows of one of them. */
+FA_DEVICE void issue_tile_by_warps(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                                   uint32_t memory, const block_work *w, const tile_cursor *at)
+{
+    static_assert(WARPS == QUERIES / 4, "eight rows of queries or of dout for each warp");
+    const int warp = ptx_thread_id() / 32, row = warp / 2 * 8, place = place_of(at->count);
+    const bool of_dout = warp % 2 != 0;
+    const char *from =
+        find_parts(s, w, at) + (of_dout ? FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) : 0) + row * PITCH;
+    const uint32_t to = of_dout ? dout_at(memory, place) : q_at(memory, place);
+    issue_eight_rows(from, of_dout ? p->a.d_v : p->a.d, to + (uint32_t)(row * PITCH),
+                     half_of(at->count));
+}
+
+#elif ROWS_OF_PARTS
 
 /* The copy of queries and dout by threads that copy `together` rows at once. */
 FA_DEVICE void issue_tile_parts(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -269,7 +303,9 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     const int thread = ptx_thread_id(), stage = stage_of(at);
     const float2 *rows = (const float2 *)(const void *)s->rows + tile_number(w, s, at) * TILE +
                          at->tile % PARTS * QUERIES;
-#if ROWS_OF_PARTS
+#if BOTH_BESIDE_KEYS
+    if (what & (THE_QUERIES | THE_DOUT)) issue_tile_by_warps(p, s, memory, w, at);
+#elif ROWS_OF_PARTS
     enum { TOGETHER = THREADS / PART_VECTORS };
     static_assert(THREADS % PART_VECTORS == 0 && QUERIES % TOGETHER == 0, "whole passes");
     issue_tile_parts(p, s, memory, w, at, what, ptx_thread_id(), TOGETHER);

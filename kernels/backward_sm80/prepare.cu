@@ -150,7 +150,9 @@ FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
 /* A lane has every ROW_LANES-th unit of four columns of a row. A block has ROWS_AT_ONCE rows side by side; the loads of
  * ROWS_TOGETHER of these are issued before the first is used. */
 enum {
-    ROW_LANES = HEAD_DIM / 4 < 32 ? HEAD_DIM / 4 : 32,
+    ROW_LANES = HEAD_DIM / 4 < 32        ? HEAD_DIM / 4
+                : HEAD_DIM / 4 % 32 == 0 ? 32
+                                         : 16,
     ROW_UNITS = HEAD_DIM / 4 / ROW_LANES,
     ROWS_AT_ONCE = THREADS / ROW_LANES,
     ROWS_TOGETHER = ROW_UNITS == 1   ? 4

@@ -1,10 +1,11 @@
 /*
  * Scores of wide heads, in float32. Shared memory has room for only a few such wide rows. If each
  * warp had its own scores, it would have at most 8 queries, and would load more than one operand
- * for each product. So warps share the products: a warp has all keys, SLICE_QUERIES queries and a
- * slice of the head dim. Half of the warps compute parts of S, the others parts of dP. The parts
- * are stored in shared memory, in the order of the accumulators. Then a warp adds up the parts of
- * 16 keys and 8 queries, and computes weights and dS from them.
+ * for each product. So warps share the products: a warp has GROUP_ROWS keys, SLICE_QUERIES queries
+ * and a slice of the head dim. Half of these warps compute parts of S, the others parts of dP. The
+ * parts are stored in shared memory, in the order of the accumulators. Then a warp adds up the
+ * parts of 8 queries and of 16 keys, or 32 if the block has 64, and computes weights and dS from
+ * them.
  *
  * Slices are equal parts of the columns that exist, in units of 32. Sums are computed in their
  * order. weight_sums.cu computes the same bits.
@@ -47,12 +48,14 @@ FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int
 
 enum {
     SLICE_QUERIES = 8 * N_TILES,
-    SCORE_TILES = TILES_DOWN * TILES_ACROSS, /* of 16 keys and 8 queries: a warp's */
+    SLICE_WARPS = 2 * SLICES * (QUERIES / SLICE_QUERIES) * GROUPS,
+    SCORE_TILES = TILES_DOWN * TILES_ACROSS, /* of 16 keys and 8 queries */
+    SCORE_WARPS = SCORE_TILES / WEIGHT_M_TILES,
     SCORE_TILE_BYTES = 16 * 8 * 4
 };
-static_assert(STAGES == 1 && SPLIT == WARPS, "all warps share the keys and meet at barriers");
-static_assert(WARPS == 2 * SLICES * (QUERIES / SLICE_QUERIES), "a slice of S or dP for each warp");
-static_assert(SCORE_TILES <= WARPS, "a warp for each tile");
+static_assert(STAGES == 1, "all warps meet at barriers");
+static_assert(SLICE_WARPS == WARPS, "a slice of S or dP for each warp");
+static_assert(SCORE_WARPS <= WARPS, "a warp for each tile, or for each two");
 
 /* Where the lane's part of a slice's tile is. */
 FA_DEVICE uint32_t slice_at(uint32_t memory, score_kind kind, int slice, int tile)
@@ -68,9 +71,11 @@ FA_DEVICE void share_slice(uint32_t memory, int count, int d, int d_v)
 {
     const fa_layout layout = find_layout(memory), *l = &layout;
     const score_kind kind = l->warp % 2 ? DP : SCORES;
-    const int slice = l->warp / 2 % SLICES, block = l->warp / 2 / SLICES;
+    const int slice = l->warp / 2 % SLICES, rest = l->warp / 2 / SLICES;
+    const int block = rest % (QUERIES / SLICE_QUERIES), group = rest / (QUERIES / SLICE_QUERIES);
     const int columns = kind == DP ? d_v : d;
-    const uint32_t keys = memory + K_AT + l->a + (kind == DP ? V_AT : 0);
+    const uint32_t keys =
+        memory + K_AT + (uint32_t)(group * GROUP_ROWS * PITCH) + l->a + (kind == DP ? V_AT : 0);
     const uint32_t queries =
         ((kind == DP ? dout_at(memory, place_of(count)) : q_at(memory, place_of(count))) +
          (uint32_t)(block * SLICE_QUERIES * PITCH) + l->q) ^
@@ -81,22 +86,22 @@ FA_DEVICE void share_slice(uint32_t memory, int count, int d, int d_v)
     for (int i = 0; i < M_TILES * N_TILES; i++) {
         const int m = i / N_TILES, n = i % N_TILES;
         const float *x = s.at[m][n];
-        ptx_st_shared_v4(slice_at(memory, kind, slice, m * TILES_ACROSS + block * N_TILES + n),
+        ptx_st_shared_v4(slice_at(memory, kind, slice,
+                                  (group * M_TILES + m) * TILES_ACROSS + block * N_TILES + n),
                          make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]),
                                     __float_as_uint(x[2]), __float_as_uint(x[3])));
     }
 }
 
-/* Whether the warp has a tile of scores. */
-FA_DEVICE bool has_scores(void) { return ptx_thread_id() < 32 * SCORE_TILES; }
+/* Whether the warp has tiles of scores. */
+FA_DEVICE bool has_scores(void) { return ptx_thread_id() < 32 * SCORE_WARPS; }
 
-/* Adds up the parts of the warp's tile. */
-FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
+/* Adds up the parts of one of the warp's tiles: its part is `part`. */
+FA_DEVICE void add_tile_slices(float sum[4], uint32_t memory, const tile_part *part, int tile,
+                               score_kind kind)
 {
-    const int tile = ptx_thread_id() / 32;
     const key_powers keys = load_key_powers(part->key_powers);
     const query_powers queries = load_query_powers(part->query_powers);
-    float *sum = s->at[0][0];
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
         const uint4 x = ptx_ld_shared_v4(slice_at(memory, kind, slice, tile));
@@ -109,6 +114,18 @@ FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, const tile_part *part, 
     for (int i = 0; i < 4; i++) {
         sum[i] *= kind == DP ? keys.value[i / 2] : keys.key[i / 2];
         sum[i] *= kind == DP ? queries.dout[i % 2] : queries.query[i % 2];
+    }
+}
+
+/* Adds up the parts of the warp's tiles. */
+FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
+{
+    const int warp = ptx_thread_id() / 32;
+    const int first = warp / TILES_ACROSS * WEIGHT_M_TILES, across = warp % TILES_ACROSS;
+#pragma unroll
+    for (int m = 0; m < WEIGHT_M_TILES; m++) {
+        const tile_part own = find_keys_part(part, m);
+        add_tile_slices(s->at[m][0], memory, &own, (first + m) * TILES_ACROSS + across, kind);
     }
 }
 

@@ -53,7 +53,7 @@ FA_DEVICE void store_gradient(const gradient_rows *rows, const fa_gradient *g, c
             const int tile = n / 2 * 4, e = i % 2 * 2 + n % 2;
             const float(*x)[4] = g->at[i / 2] + tile;
             fa_store4_float32(
-                to, rows->whole, l->share * COLUMNS + 8 * tile + 4 * gradient_unit(lane % 4, n % 2),
+                to, rows->whole, own_column(l) + 8 * tile + 4 * gradient_unit(lane % 4, n % 2),
                 rows->columns,
                 make_float4(x[0][e] * scale, x[1][e] * scale, x[2][e] * scale, x[3][e] * scale));
         }
@@ -94,7 +94,7 @@ FA_DEVICE void store_floats(const gradient_rows *rows, const fa_gradient *g, con
     for (int i = 0; i < M_TILES * 2; i++) {
         const int row = l->group * GROUP_ROWS + lane / 4 + 8 * i;
         if (row >= rows->count) continue;
-        char *to = rows->first + row * rows->step + 4 * (l->share * COLUMNS + lane % 4 * 2);
+        char *to = rows->first + row * rows->step + 4 * (own_column(l) + lane % 4 * 2);
 #pragma unroll
         for (int n = 0; n < D_TILES; n++) {
             const float *from = g->at[i / 2][n] + i % 2 * 2;
@@ -118,7 +118,7 @@ FA_DEVICE void store_gradient(const gradient_rows *rows, const fa_gradient *g, c
         char *to = row < rows->count ? rows->first + row * rows->step : NULL;
 #pragma unroll
         for (int n = 0; n < D_TILES; n += 4) {
-            const int column = l->share * COLUMNS + 8 * n;
+            const int column = own_column(l) + 8 * n;
             uint32_t x[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {

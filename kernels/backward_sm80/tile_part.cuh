@@ -31,7 +31,8 @@ FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
     /* If warps share scores: of the tile for which it computes weights. */
     const int first =
         SHARED_SCORES ? l->warp % (QUERIES / 8) * 8 : l->share * OWN_QUERIES + chunk * CHUNK;
-    const int first_key = SHARED_SCORES ? l->warp / (QUERIES / 8) * 16 : l->group * GROUP_ROWS;
+    const int first_key =
+        SHARED_SCORES ? l->warp / (QUERIES / 8) * 16 * WEIGHT_M_TILES : l->group * GROUP_ROWS;
     const int own = first + l->lane % 4 * 2;
     const uint32_t q = q_at(memory, place_of(at->count)) + (uint32_t)(first * PITCH);
     const uint32_t half = half_of(at->count);
@@ -56,5 +57,19 @@ FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
     part.ds_word = (ds_at(memory, at->count) + word) ^ half;
     return part;
 }
+
+#if SHARED_SCORES
+
+/* The part of 16 keys of a warp that computes weights. */
+FA_DEVICE tile_part find_keys_part(const tile_part *part, int m)
+{
+    tile_part own = *part;
+    own.key += 16 * m;
+    own.key_powers += (uint32_t)(16 * m) * 8;
+    own.weights_word += (uint32_t)(16 * m * SCORE_PITCH);
+    return own;
+}
+
+#endif
 
 #endif

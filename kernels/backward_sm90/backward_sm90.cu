@@ -13,7 +13,8 @@
  *     store dQ   a warp for each consumer's columns, by TMA; also dbias producer.cuh
  *     load bias  where TMA can                                          producer.cuh
  *     clear      zeros in sums of dQ that later blocks add to           clear_ahead.cuh
- *     scheduler  of a persistent block: describes its work tiles        schedule.cuh
+ *     scheduler  of a persistent block: describes its work tiles; of a  schedule.cuh
+ *                ROUNDING one the load warp does, and three store dQ
  *     consumers  two warpgroups of 64 keys each                         consumer.cuh, multiply.cuh
  *
  * A JOINED variant has three kinds of blocks; these are the blocks that multiply (joined.cuh).
@@ -43,7 +44,7 @@ enum {
     WARP_STORE_DQ /* STORE_WARPS warps */,
     WARP_BIAS = WARPS - 1,
     WARP_CLEAR = WARPS - 1,
-    WARP_SCHEDULE = WARPS - 1
+    WARP_SCHEDULER = WARPS - 1
 };
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
@@ -102,7 +103,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     join_chain(&s);
 #endif
     /* The scheduler warp and the load warp of a persistent block wait later. */
-    if (!PERSISTENT || (threadIdx.x / 32 != WARP_LOAD && threadIdx.x / 32 != WARP_SCHEDULE))
+    if (!PERSISTENT ||
+        (threadIdx.x / 32 != WARP_LOAD && (LOADER_SCHEDULES || threadIdx.x / 32 != WARP_SCHEDULER)))
         ptx_wait_for_grids();
     ptx_let_next_grid_start();
     if (threadIdx.x < WARPGROUP) {
@@ -110,11 +112,13 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         ptx_decrease_registers(PRODUCER_REGISTERS);
 #if PERSISTENT
         if (warp == WARP_LOAD) produce_work_tiles(&pipe, &p.a, &s);
-        else if (warp == WARP_SCHEDULE) schedule(&pipe, &p.a, &s);
+#if !LOADER_SCHEDULES
+        else if (warp == WARP_SCHEDULER) schedule(&pipe, &p.a, &s);
+#endif
         else if (threadIdx.x % 32 == 0) store_work_tiles(&pipe, &p, &s, warp - WARP_STORE_DQ);
 #else
         if (warp == WARP_LOAD) {
-            if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s, 0);
+            if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s, 0, NULL);
             else if (loads) wait_for_keys(&pipe);
 #if BIAS_TILE
             if (leaves_ds(&pipe) && threadIdx.x % 32 == 0) load_left(&pipe, &p, &s);

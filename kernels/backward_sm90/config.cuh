@@ -89,11 +89,11 @@
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
 
 /* Whether a block's first queries and dout may be loaded with its keys. */
-#define LOADS_EARLY (CHAINED || ROUNDING)
+#define LOADS_EARLY (CHAINED || (ROUNDING && !PERSISTENT))
 
 /* Whether a consumer passes its last turn on when its products have been issued, not when they are
  * complete. */
-#define ENDS_EARLY (CHAINED || ROUNDING)
+#define ENDS_EARLY (CHAINED || (ROUNDING && !PERSISTENT))
 
 /* Whether a dQ that is whole is rounded and stored at once, without sums in global memory. */
 #define WHOLE_DQ (SINGLE_TILES || CHAINED)
@@ -139,6 +139,15 @@
  * buffer a consumer would wait until the other one has filled its own. */
 #define DQ_TOGETHER (ORDERED && DQ_BUFFERS > 1)
 
+/* Whether a store warp says that the buffer of dQ is free, or has the sum of the other shares, before each use of it. It can if each
+ * buffer is always served by the same warp. Otherwise a sum has a barrier of its own. */
+#define GIVES_ROOM (ROUNDING && DQ_BUFFERS > 1)
+
+/* Whether the load warp of a persistent block describes its work tiles, so that three warps store dQ. With one order of sums a store
+ * warp has a turn of 4,000 to 5,000 cycles for a tile, and consumers need 1,900 (head dim 64): two warps are too few. The
+ * description of work tiles with lengths of their own would spill the registers of the loop that loads. */
+#define LOADER_SCHEDULES (PERSISTENT && ROUNDING)
+
 /* Whether the log-sum-exp and delta are loaded with the queries instead of with dout: they are if
  * weights are computed before dout is needed. */
 #define ROWS_WITH_Q (DQ_PARTS > 1)
@@ -177,7 +186,8 @@ enum {
     WARPS = WARPGROUP / 32,
     CONSUMERS = 2,
     WORKS = PERSISTENT ? 2 : 1, /* work tiles that are described at a time */
-    STORE_WARPS = ORDERED && !PERSISTENT && DQ_PARTS == 1 ? 3 : 2, /* that store dQ */
+    STORE_WARPS =
+        ORDERED && (!PERSISTENT || LOADER_SCHEDULES) && DQ_PARTS == 1 ? 3 : 2, /* that store dQ */
     /* Of a consumer: of each buffer, and of each part for each store warp that serves the same
      * consumer. */
     DQ_TURNS = ORDERED ? DQ_PARTS * STORE_WARPS : 0,
@@ -219,7 +229,8 @@ static_assert(!WHOLE_DQ || (!ORDERED && COLUMNS == HEAD_DIM && (HEAD_DIM == 128 
               "what has been written for it");
 static_assert(!SINGLE_TILES || PERSISTENT, "what has been written for it");
 static_assert(!CHAINED || (!PERSISTENT && !JOINED && !OPTIONS), "what has been written for it");
-static_assert(!ROUNDING || (ORDERED && !PERSISTENT && HEAD_DIM == 128 && DQ_BUFFERS == 1),
+static_assert(!ROUNDING || (ORDERED && (GIVES_ROOM ? DQ_BUFFERS == STORE_WARPS && DQ_TRANSPOSED
+                                                   : DQ_BUFFERS == 1 && !PERSISTENT)),
               "what has been written for it");
 static_assert(!DQ_TRANSPOSED || (KEYS_IN_REGISTERS && STAGES > 2 && !JOINED),
               "what has been written for it");
@@ -230,8 +241,8 @@ static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && HEAD_DIM == 64 * BLOCKS,
               "as the planner counts");
 
 /* 168 for each of three warpgroups, at most. With a bias alone 232 are enough for consumers, and a
- * store warp has too much to keep for 24. */
-#if (HEAD_DIM == 64 || BIAS_ALONE) && !DQ_TRANSPOSED
+ * store warp has too much to keep for 24. So it is for a load warp that also describes work tiles. */
+#if ((HEAD_DIM == 64 || BIAS_ALONE) && !DQ_TRANSPOSED) || LOADER_SCHEDULES
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 #else

@@ -35,19 +35,30 @@
 
 #if DQ_PARTS == 1
 
-/* dQ of the previous tile, for the store warp or the next block. use: the number of this use of the
- * buffers. */
-FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use)
+/* Whether dQ is whole with the block's share of this use. */
+FA_DEVICE bool is_whole(const pipeline *pipe, int use)
 {
+#if ROUNDING
+    return is_last_share(work_of(pipe), use);
+#else
+    (void)pipe, (void)use;
+    return false;
+#endif
+}
+
+/* dQ of the previous tile, for the store warp or the next block. use: the number of this use of the
+ * buffers; whole: see above. */
+FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use, bool whole)
+{
+    (void)whole;
 #if CHAINED
     pass_dq(pipe, c, use);
 #elif ROUNDING
-    const block_work *w = work_of(pipe);
-    if (!is_last_share(w, use)) {
+    if (!whole) {
         store_dq_columns(c, use);
         return;
     }
-    if (gets_sums(w, use)) add_loaded_dq(c);
+    if (gets_sums(work_of(pipe), use)) add_loaded_dq(c, use);
     store_rounded_dq(c, find_dq_row(pipe, c->number), use);
 #else
     (void)pipe;
@@ -56,9 +67,9 @@ FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use)
 }
 
 /* The consumer's turn: the gradients of the tile before `at`, then the scores and dP of tile `at`.
- * dP comes last because it uses the registers of dQ. */
+ * dP comes last because it uses the registers of dQ. whole: of dQ of the tile before that. */
 FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
-                             float *lse)
+                             float *lse, bool whole)
 {
     const int count = at->count - 1, next = stage_of(at->count);
     issue_gradients(c, count);
@@ -67,7 +78,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_register_fence(c->dp, DQ_SUMS);
     if (tile_number(c, count) > 0) free_ds(c);
     if (DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, count);
-    put_dq_columns(pipe, c, count);
+    put_dq_columns(pipe, c, count, whole);
     prepare_dp(pipe, c, at->count);
     ptx_wgmma_wait(1);
     release_q(pipe, c, count);
@@ -94,7 +105,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dp, DQ_SUMS);
     if (shares_dbias(pipe)) wait_for_dq_buffer(pipe, c, 2 * count + 1);
-    put_dq_columns(pipe, c, count);
+    put_dq_columns(pipe, c, count, whole);
     if (STAGES == 2) ptx_mbarrier_wait(&pipe->state->dout_full[next], parity_of(at->count));
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
@@ -112,10 +123,9 @@ FA_DEVICE bool is_ready(const pipeline *pipe, const consumer_state *c, int count
 {
     shared_state *state = pipe->state;
     const int stage = stage_of(count), parity = parity_of(count), use = count - 1;
-    const uint32_t turn = (uint32_t)use / DQ_BUFFERS;
     return (int)ptx_mbarrier_is_over(&state->q_full[stage], parity) &
            (int)ptx_mbarrier_is_over(&state->dout_full[stage], parity) &
-           (int)ptx_mbarrier_is_over(dq_empty(state, c->number, use), (int)(turn & 1) ^ 1);
+           (int)ptx_mbarrier_is_over(dq_empty(state, c->number, use), dq_empty_parity(use));
 }
 
 /* Multiplies the tile before `at`, and computes weights and dS of tile `at`. All products are
@@ -134,8 +144,9 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
         if (STAGES > 2) ptx_mbarrier_wait(&state->q_full[next], parity);
         if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     }
+    const bool whole = is_whole(pipe, at->count - 1);
     wait_until_may_issue(c);
-    multiply_tile(pipe, c, at, lse);
+    multiply_tile(pipe, c, at, lse, whole);
     make_weights(pipe, &p->a, c, at, lse, &options, masked);
     make_ds(pipe, p, c, at, &options, masked);
 }
@@ -182,7 +193,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_wgmma_wait(0);
 #endif
     ptx_register_fence(c->dp, DQ_SUMS);
-    put_dq_columns(pipe, c, last);
+    put_dq_columns(pipe, c, last, is_whole(pipe, last));
     ptx_fence_proxy_async();
     share_dq(pipe, c, last);
     if (c->number == 0) wait_until_may_issue(c);
@@ -196,7 +207,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     wait_for_dq_buffer(pipe, c, end);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-    put_dq_columns(pipe, c, end);
+    put_dq_columns(pipe, c, end, is_whole(pipe, end));
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
     store_sums(pipe, p, c, end, true, false);
@@ -223,7 +234,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_mbarrier_arrive_if(&pipe->state->v_empty, c->leader);
 #endif
     ptx_register_fence(c->dp, DQ_SUMS);
-    put_dq_columns(pipe, c, last);
+    put_dq_columns(pipe, c, last, is_whole(pipe, last));
     ptx_fence_proxy_async();
     let_other_issue(c);
     share_dq(pipe, c, last);
@@ -241,7 +252,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 #if PERSISTENT && !KEYS_EARLY
     ptx_mbarrier_arrive_if(&pipe->state->k_empty, c->leader);
 #endif
-    put_dq_columns(pipe, c, end);
+    put_dq_columns(pipe, c, end, is_whole(pipe, end));
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
 #if DK_LAST
@@ -290,7 +301,7 @@ FA_DEVICE void assist(const pipeline *pipe, const fa_backward_params *p, consume
             ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(count)], c->leader);
         }
         wait_for_dq_buffer(pipe, c, count);
-        put_dq_columns(pipe, c, count);
+        put_dq_columns(pipe, c, count, is_whole(pipe, count));
         ptx_fence_proxy_async();
         share_dq(pipe, c, count);
     }

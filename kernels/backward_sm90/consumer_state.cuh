@@ -224,11 +224,11 @@ FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int use)
 #if ROUNDING
 
 /* Adds the sum of the other blocks' shares. All warps have read it before one stores rows in its place. */
-FA_DEVICE void add_loaded_dq(consumer_state *c)
+FA_DEVICE void add_loaded_dq(consumer_state *c, int use)
 {
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++) {
-        const float4 x = c->dq[WARPGROUP * j];
+        const float4 x = c->dq[WARPGROUP * j + dq_buffer(use) / (int)sizeof *c->dq];
         c->dp[4 * j] += x.x;
         c->dp[4 * j + 1] += x.y;
         c->dp[4 * j + 2] += x.z;
@@ -242,15 +242,14 @@ FA_DEVICE void add_loaded_dq(consumer_state *c)
 /* Waits for the buffer before its use of this number; where it gets a sum first, for that. */
 FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
 {
-#if ROUNDING
+#if ROUNDING && !GIVES_ROOM
     const block_work *w = work_of(pipe);
     if (gets_sums(w, number)) {
         ptx_mbarrier_wait(&pipe->state->dq_loaded[c->number], loaded_parity(w, number));
         return;
     }
 #endif
-    const uint32_t turn = (uint32_t)number / DQ_BUFFERS;
-    ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), (int)(turn & 1) ^ 1);
+    ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), dq_empty_parity(number));
 }
 
 #if BIAS_TILE

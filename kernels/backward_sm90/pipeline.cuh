@@ -9,6 +9,7 @@
  *   dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
  *                         (ROWS_WITH_Q: with queries)
  *   dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, a store warp
+ *                         (GIVES_ROOM: dq_empty also says that a sum of dQ has been loaded there)
  *   work_full, _empty     WORKS descriptions of work      scheduler warp         all other roles
  *   work_loaded           most of a work tile's loads     load warp              -
  *   k_empty, v_empty      the next keys, values           both consumers         load warp
@@ -90,7 +91,7 @@ typedef struct shared_state {
     uint64_t dq_received[DQ_BUFFERS][CONSUMERS], dq_room[DQ_BUFFERS][CONSUMERS];
     uint64_t rows_full;
 #endif
-#if ROUNDING
+#if ROUNDING && !GIVES_ROOM
     uint64_t dq_loaded[CONSUMERS];
 #endif
 #if HIDES
@@ -165,6 +166,12 @@ FA_DEVICE int dq_buffer(int use) { return (int)((uint32_t)use % DQ_BUFFERS) * CO
 FA_DEVICE uint64_t *dq_empty(shared_state *state, int consumer, int use)
 {
     return &state->dq_empty[(uint32_t)use % DQ_BUFFERS][consumer];
+}
+
+/* Its parity. At first a buffer is free, unless somebody says so. */
+FA_DEVICE int dq_empty_parity(int use)
+{
+    return ((int)((uint32_t)use / DQ_BUFFERS) & 1) ^ !GIVES_ROOM;
 }
 
 /* The barrier at which a consumer arrives when it has filled the buffer of a use. Each buffer has a
@@ -251,7 +258,7 @@ FA_DEVICE void init_barriers(shared_state *state)
             ptx_mbarrier_init(&state->dq_room[n][i], 1);
         }
 #endif
-#if ROUNDING
+#if ROUNDING && !GIVES_ROOM
     for (int i = 0; i < CONSUMERS; i++) ptx_mbarrier_init(&state->dq_loaded[i], 1);
 #endif
 #if PERSISTENT

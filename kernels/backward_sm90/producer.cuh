@@ -13,6 +13,7 @@
 #include "backward_sm90/keys.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/rounding.cuh"
+#include "backward_sm90/schedule.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/x2.cuh"
 #include "ptx/barrier.cuh"
@@ -489,10 +490,17 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
                   (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
-/* Says that most of the block's work tile `number` has been loaded: it may take the next one. */
-FA_DEVICE void say_loaded(const pipeline *pipe, int number)
+/* Called when most of the block's work tile `number` has been loaded: the block may take the next one. scheduled: work tiles
+ * that the load warp has described, where it does so. */
+FA_DEVICE void say_loaded(const pipeline *pipe, const fa_attention_params *p,
+                          const fa_backward_sm90_params *s, int number, int *scheduled)
 {
-#if PERSISTENT
+    (void)p, (void)s, (void)scheduled;
+#if LOADER_SCHEDULES
+    (void)number;
+    if (threadIdx.x % 32 == 0) schedule_if_free(pipe, p, s, scheduled);
+    __syncwarp();
+#elif PERSISTENT
     ptx_mbarrier_arrive_if(&pipe->state->work_loaded[number % WORKS], threadIdx.x % 32 == 0);
 #else
     (void)pipe, (void)number;
@@ -503,16 +511,17 @@ FA_DEVICE void say_loaded(const pipeline *pipe, int number)
  * values, after the first tile, because the stages of that tile are free sooner; those of the first
  * work tile have been issued before. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
-                       const fa_backward_sm90_params *s, int number)
+                       const fa_backward_sm90_params *s, int number, int *scheduled)
 {
     const block_work *w = work_of(pipe);
     const int end = end_count(w), late = max(first_count(w), end - s->tiles_ahead);
-    if (w->tiles == 0) say_loaded(pipe, number);
+    if (w->tiles == 0) say_loaded(pipe, p, s, number, scheduled);
     for (tile_cursor at = first_tile(w); at.count < end; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_q(pipe, s, &at, &kept);
         load_dout(pipe, s, &at, &kept);
-        if (at.count == late) say_loaded(pipe, number);
+        if (LOADER_SCHEDULES ? at.count >= late : at.count == late)
+            say_loaded(pipe, p, s, number, scheduled);
         if (at.count > first_count(w)) continue;
 #if PERSISTENT
         if (number > 0 && threadIdx.x % 32 == 0) issue_keys(pipe, s, w);
@@ -543,6 +552,11 @@ FA_DEVICE void produce_work_tiles(const pipeline *block, const fa_attention_para
                                   const fa_backward_sm90_params *s)
 {
     pipeline own = *block;
+    int scheduled = 0;
+#if LOADER_SCHEDULES
+    if (threadIdx.x % 32 == 0) schedule_next(block, p, s, &scheduled);
+    __syncwarp();
+#endif
     const bool any = acquire_work_tile(&own, 0);
     /* The first keys are no results of the grid before this one. */
     if (any && own.work->tiles > 0 && threadIdx.x % 32 == 0) issue_keys(&own, s, own.work);
@@ -550,10 +564,14 @@ FA_DEVICE void produce_work_tiles(const pipeline *block, const fa_attention_para
     ptx_wait_for_grids();
 #pragma unroll 1
     for (int n = 0; acquire_work_tile(&own, n); n++) {
-        produce(&own, p, s, n);
+        produce(&own, p, s, n, &scheduled);
         leave_room(&own, end_count(own.work));
         __syncwarp();
         release_work_tile(&own, n, threadIdx.x % 32 == 0);
+#if LOADER_SCHEDULES
+        if (threadIdx.x % 32 == 0 && scheduled == n + 1) schedule_next(block, p, s, &scheduled);
+        __syncwarp();
+#endif
     }
 }
 
@@ -849,16 +867,56 @@ FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, co
     ptx_bulk_commit();
 }
 
+#if GIVES_ROOM
+
+/* Says that the buffers of a use are free, unless they get sums first. */
+FA_DEVICE void give_room(const pipeline *pipe, int use)
+{
+    const block_work *w = work_of(pipe);
+    if (use > end_count(w) || gets_sums(w, use)) return;
+#pragma unroll
+    for (int c = 0; c < CONSUMERS; c++) ptx_mbarrier_arrive(dq_empty(pipe->state, c, use));
+}
+
+#endif
+
 /* Releases the same buffers. */
 FA_DEVICE void release_dq(const pipeline *pipe, int first, int consumers, int use, bool stores)
 {
     if (stores) ptx_bulk_wait_read(0);
+#if GIVES_ROOM
+    (void)first, (void)consumers;
+    give_room(pipe, use + STORE_WARPS);
+#else
 #pragma unroll
     for (int c = first; c < first + consumers; c++)
         ptx_mbarrier_arrive(dq_empty(pipe->state, c, use));
+#endif
 }
 
 #if ROUNDING
+
+#if GIVES_ROOM
+
+/* Loads the sums of the other shares into the consumers' buffers, which are free. */
+FA_DEVICE void load_sums(const pipeline *pipe, const fa_backward_sm90_params *s,
+                         const dq_turn *turn, int use, bool stores)
+{
+    if (stores) {
+        ptx_counter_wait(semaphore_at(s, turn->number, 0), turn->before);
+        ptx_fence_proxy_async_global();
+    }
+#pragma unroll
+    for (int c = 0; c < CONSUMERS; c++) {
+        uint64_t *room = dq_empty(pipe->state, c, use);
+        ptx_mbarrier_arrive_expect(room, stores ? DQ_PART : 0);
+        if (stores)
+            ptx_bulk_load(pipe->buffers + DQ_AT + c * DQ_PART + dq_buffer(use),
+                          sums_at(s, turn->number, c), room, DQ_PART);
+    }
+}
+
+#else
 
 /* Loads the sums of the other shares into the consumers' buffers, which the use before has left. The
  * warp has served a use before that one, so it waits for none of these barriers a phase too early. */
@@ -882,6 +940,8 @@ FA_DEVICE void load_sums(const pipeline *pipe, const fa_backward_sm90_params *s,
     }
 }
 
+#endif
+
 /* Stores rows of dQ that are whole. */
 FA_DEVICE void store_last_share(const pipeline *pipe, const fa_backward_sm90_params *s,
                                 const tile_cursor *at, const dq_turn *turn, int use, bool stores)
@@ -892,12 +952,14 @@ FA_DEVICE void store_last_share(const pipeline *pipe, const fa_backward_sm90_par
     for (int c = 0; c < CONSUMERS; c++) {
         ptx_mbarrier_wait(dq_full(pipe->state, c, use), dq_full_parity(use));
         if (stores) {
-            ptx_tma_store_4d(&s->dq, dq_at(pipe, c, use), c * DQ_COLUMNS, at->tile * QUERIES,
+            ptx_tma_store_4d(&s->dq, dq_at(pipe, c, use), DQ_TRANSPOSED ? 0 : c * DQ_COLUMNS,
+                             at->tile * QUERIES + (DQ_TRANSPOSED ? c * WHOLE_DQ_ROWS : 0),
                              (int)w->sequence.head + at->head, (int)w->sequence.block_q);
             ptx_bulk_commit();
         }
-        release_dq(pipe, c, 1, use, stores);
+        if (!GIVES_ROOM) release_dq(pipe, c, 1, use, stores);
     }
+    if (GIVES_ROOM) release_dq(pipe, 0, CONSUMERS, use, stores);
 }
 
 #endif
@@ -916,7 +978,7 @@ FA_DEVICE void put_parts(const pipeline *pipe, const fa_backward_params *p,
 /* Whether a store warp counts two tiles at a time. */
 FA_DEVICE bool counts_pairs(const fa_backward_sm90_params *s)
 {
-    return DQ_TOGETHER && s->counts_pairs;
+    return DQ_TOGETHER && !GIVES_ROOM && s->counts_pairs;
 }
 
 /* The first use, from `first` on, that a store warp serves. */
@@ -947,6 +1009,9 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
     tile_cursor at = first_tile(w);
     int32_t *uncounted = NULL; /* the semaphore of a tile that is counted with the next one */
     bool has_come = false;
+#if GIVES_ROOM
+    give_room(pipe, find_first_use(s, first, warp));
+#endif
     for (int use = find_first_use(s, first, warp); use < end; use = find_next_use(s, use)) {
         const dq_turn turn = find_turn(s, w, &at, use);
         const bool stores = use > first && p->dq.data;

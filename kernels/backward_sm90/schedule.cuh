@@ -1,5 +1,6 @@
 /*
- * The scheduler warp of a persistent block. It chooses the block's work tiles and describes them.
+ * The scheduler warp of a persistent block. It chooses the block's work tiles and describes them. In a ROUNDING
+ * variant the load warp does that between its loads.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
 #define FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
@@ -36,6 +37,35 @@ FA_DEVICE int64_t take_work_tile(const fa_attention_params *p, const fa_backward
     if (has_one_work_tile(p)) return p->tasks;
     return (own ? gridDim.x : 0) + (int64_t)atomicInc(s->next_work, UINT32_MAX);
 }
+
+#if LOADER_SCHEDULES
+
+/* Executed by one thread: describes the block's work tile of this number, and counts it. */
+FA_DEVICE void schedule_next(const pipeline *pipe, const fa_attention_params *p,
+                             const fa_backward_sm90_params *s, int *scheduled)
+{
+    shared_state *state = pipe->state;
+    const int n = *scheduled;
+    ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
+    if (n > 0 || !begins_with_own(p, s)) ptx_wait_for_grids();
+    describe(p, s, take_work_tile(p, s, n), n > 0 ? &state->works[(n - 1) % WORKS] : NULL,
+             &state->works[n % WORKS]);
+    ptx_mbarrier_arrive(&state->work_full[n % WORKS]);
+    *scheduled = n + 1;
+}
+
+/* The same, unless it has been described, or there is no room for it yet. */
+FA_DEVICE void schedule_if_free(const pipeline *pipe, const fa_attention_params *p,
+                                const fa_backward_sm90_params *s, int *scheduled)
+{
+    shared_state *state = pipe->state;
+    const int n = *scheduled;
+    if (work_of(pipe) == &state->works[n % WORKS]) return;
+    if (ptx_mbarrier_is_over(&state->work_empty[n % WORKS], work_parity(n) ^ 1))
+        schedule_next(pipe, p, s, scheduled);
+}
+
+#else
 
 /* Waits until most of the work tile before has been loaded. A block that took its next work tile as
  * soon as there is room for the description would take it from blocks that end sooner: all blocks
@@ -74,6 +104,8 @@ FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
         before = w;
     }
 }
+
+#endif
 
 #endif
 

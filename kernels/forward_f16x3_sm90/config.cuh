@@ -5,7 +5,8 @@
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16X3: float32 in memory, products of float16 parts
  *     HEAD_DIM   the widest head dim of queries, keys and values
- *     VALUE_DIM  columns of these that a block has: HEAD_DIM / CLUSTER, a multiple of 64
+ *     VALUE_DIM  columns of these that a block has: HEAD_DIM / CLUSTER, a multiple of 64; in a
+ *                cluster 32 or 16 more
  *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be
  *                present or not; 0: only masks by position and lengths
  *     CLUSTER    1, or 2 blocks, which share a work tile and have half of the columns each
@@ -62,7 +63,7 @@ static_assert(ELEMENT == FA_ELEMENT_FLOAT16X3 && Q_STAGES == 1 && CONSUMERS == 2
               "what the kernel can do");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "a block has one peer");
 static_assert(OPTIONS == 0 || OPTIONS == FA_SM90_FLOAT32_ALL, "all of them, or none");
-static_assert(VALUE_DIM % 32 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are whole blocks");
+static_assert(VALUE_DIM % 16 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are whole blocks");
 static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 
 /* From here on: the type of the parts, the operands of products. */
@@ -150,8 +151,9 @@ enum {
 
 static_assert(CHUNKS * CHUNK_PAIRS * 2 == K_BLOCKS && CHUNK == CHUNK_PAIRS * 2 * K_BLOCK,
               "chunks are whole pairs of blocks");
-static_assert(LAST_COLUMNS % 64 == 0 || (CLUSTER > 1 && LAST_COLUMNS == SUM_COLUMNS),
-              "half of a chunk is a chain, whose other half is the peer's");
+static_assert(LAST_COLUMNS % 64 == 0 ||
+                  (CLUSTER > 1 && (LAST_COLUMNS == SUM_COLUMNS || LAST_COLUMNS == 16)),
+              "a part of a chunk is a chain, whose other columns are the peer's");
 
 /* Registers of a thread that loads, and of a thread that computes. */
 #if VALUE_DIM <= 128

@@ -99,7 +99,7 @@ FA_DEVICE float compute_scores(const pipeline *pipe, consumer_state *c, tile_cou
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const int columns = chunk + 1 < CHUNKS ? CHUNK_COLUMNS : LAST_COLUMNS,
-                  chains = columns / SUM_COLUMNS;
+                  chains = (columns + SUM_COLUMNS - 1) / SUM_COLUMNS;
         const uint32_t k = chunk_descriptor(pipe, keys + chunk),
                        q = c->at.q + chunk * (CHUNK_BLOCKS * Q_BLOCK / 16);
         acquire_chunk(pipe, keys + chunk);
@@ -159,10 +159,12 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
         rescale_outputs(c->out, rescale);
 }
 
-/* out += P V for PV_COLUMNS columns of a chunk, or for half of them. */
+/* out += P V for PV_COLUMNS columns of a chunk from column `columns` on, or for half of them, of
+ * which `kept` are the block's. */
 FA_DEVICE void add_columns(float *out, uint32_t *high, uint32_t *low, uint32_t v, float unit,
-                           int columns, bool half)
+                           int columns, int kept)
 {
+    const bool half = kept <= PV_COLUMNS / 2;
     const int count = half ? PV_COLUMNS / 4 : PV_COLUMNS / 2;
     float part[PV_COLUMNS / 2];
     ptx_register_fence(part, count);
@@ -173,7 +175,7 @@ FA_DEVICE void add_columns(float *out, uint32_t *high, uint32_t *low, uint32_t v
     fence_weights(high);
     fence_weights(low);
 #pragma unroll
-    for (int i = 0; i < count; i++) out[i] = fmaf(part[i], unit, out[i]);
+    for (int i = 0; i < count && i < kept / 2; i++) out[i] = fmaf(part[i], unit, out[i]);
 }
 
 /* out += P V for a chunk's columns. Then the chunk is released. */
@@ -185,7 +187,7 @@ FA_DEVICE void add_values(const pipeline *pipe, const consumer_state *c, float *
 #pragma unroll
     for (int i = 0; i < (columns + PV_COLUMNS - 1) / PV_COLUMNS; i++)
         add_columns(out + i * (PV_COLUMNS / 2), high, low, v, unit, i * (PV_COLUMNS / 64),
-                    columns < (i + 1) * PV_COLUMNS);
+                    columns - i * PV_COLUMNS);
     release_chunk(pipe, c, values);
 }
 

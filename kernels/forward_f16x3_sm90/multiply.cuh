@@ -56,7 +56,7 @@ FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain, int columns
         }
     }
 #pragma unroll
-    for (int i = 0; i < STEPS_OF_CHAIN; i++)
+    for (int i = 0; i < STEPS_OF_CHAIN && chain * STEPS_OF_CHAIN + i < columns / 16; i++)
         issue_qk_step(s, q, false, k, false, chain * STEPS_OF_CHAIN + i, chain == 0 || i > 0);
     ptx_wgmma_commit();
 }

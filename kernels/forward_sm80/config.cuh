@@ -26,6 +26,11 @@
     "forward_sm80: ELEMENT must be FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16, FA_ELEMENT_TF32 or FA_ELEMENT_TF32X3"
 #endif
 
+/* 1: forward_sm80_split, whose tasks have a part of the keys (split.h). May be left out. */
+#ifndef SPLIT_KEYS
+#define SPLIT_KEYS 0
+#endif
+
 /* Operands are float32 in memory. Differences from 16 bits: how values are loaded, and so which
  * columns of the output a thread has (layout.cuh); operands are rounded (multiply.cuh); all key
  * tiles are tracked (softmax.cuh). */
@@ -58,10 +63,15 @@ enum {
     SMEM_BYTES = FA_SM80_SMEM(ELEMENT, HEAD_DIM, WARPS, SPLIT, GROUP_ROWS, KEYS, STAGES, AHEAD),
     QUEUE_ENTRIES = 2 * AHEAD /* of the work-tile queue */
 };
+static_assert(!SPLIT_KEYS || !OPTIONS, "parts need no options: planners refuse them");
 static_assert(SPLIT == 1 || GROUPS <= 15, "named barriers are numbered to 15");
 static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % (8 * VALUE_TILES) == 0,
               "whole fragments");
 static_assert(KEYS % 32 == 0, "a block of dropout bits covers 32 keys");
+
+/* With one stage: whether a block's first values are copied with their keys, not while these are used. Parts are short, so
+ * this latency counts. With 32 rows a warp it would cost registers. */
+#define FIRST_TOGETHER (SPLIT_KEYS && STAGES == 1 && M_TILES == 1)
 
 /* For score_fragments.cuh. */
 #define FRAGMENT_KEYS OWN_KEYS

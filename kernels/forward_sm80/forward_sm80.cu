@@ -1,7 +1,8 @@
 /*
  * Attention forward on tensor cores by mma.sync, from Ampere on: FlashAttention-2, algorithm 1
  * (arXiv:2307.08691, section 3.1), in float16, bfloat16 or tf32 with float32 sums, with every
- * option of the API. Compiled with ARCHITECTURE 75 it runs on Turing, in float16.
+ * option of the API. Compiled with ARCHITECTURE 75 it runs on Turing, in float16. Compiled with SPLIT_KEYS it is
+ * forward_sm80_split, for few work tiles: each has a part of the keys (split.h), and merge.cu merges the parts.
  *
  *   config.cuh      the numbers of the variant          multiply.cuh   S = Q K^T, O += P V
  *   layout.cuh      parts of threads, memory            scores.cuh     masks and options
@@ -80,6 +81,7 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
     const fa_next_tile c = find_next_tile(b, at, n);
     fa_key_tiles *w = &b->now.keys;
     bool here = false;
+    const bool with_keys = FIRST_TOGETHER && !b->loading;
 #if TF32 && !THREE_PRODUCTS
     if (n == 0) {
         wait_for_copies(); /* this thread's own copies */
@@ -92,11 +94,12 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
         find_rows(p, &c, path);
         issue_keys(p, c.work, &c.at, c.n, path);
         issue_values(p, c.work, &c.at, c.n, path);
-    } else if (n >= 0) issue_values(p, &b->now, at, n, path);
+    } else if (with_keys ? n != 0 : n >= 0)
+        issue_values(p, &b->now, at, FIRST_TOGETHER && n < 0 ? 0 : n, path);
     if (n >= 0) here = multiply_tile(p, &b->now.tile, w, at, n, q, logit_scale, s);
     if (STAGES == 1) {
         if (n >= 0) sync_block(w, at, n, searched);
-        find_rows(p, &c, path);
+        if (n >= 0 || !with_keys) find_rows(p, &c, path);
         issue_keys(p, c.work, &c.at, c.n, path);
     } else if (c.n == 0) __syncthreads(); /* all warps have finished with the queries */
     return here;
@@ -244,9 +247,15 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
 #endif
     fa_queries q;
     if (!b->loading) issue_queries(p, t, at->q);
-    fa_path path = find_path(p, w, at, 1, STAGES - 1);
+    fa_path path = find_path(p, w, at, FIRST_TOGETHER ? b->loading : 1, STAGES - 1);
     if (PLAIN_LOOP) hold_path(&path);
     const int tiles = w->tiles;
+#if SPLIT_KEYS
+    const int row_tiles = w->all_tiles;
+#else
+    const int row_tiles = tiles;
+#endif
+    (void)row_tiles;
 #if PLAIN_LOOP
     /* The first tile is not treated as plain, because it finds the bases. */
     const int plain_from = w->plain_from > 0 ? w->plain_from : 1;
@@ -260,7 +269,7 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
         int done = 0; /* chunks of the tile that have been added */
         bool tracked = n == 0 || is_tracked(&path);
         if (UNTRACKED && n == plain_from)
-            judge_rows(o, n, FA_HAS_SHORT_ROWS(p, (tiles - 1) * KEYS + 1), &path);
+            judge_rows(o, n, FA_HAS_SHORT_ROWS(p, (row_tiles - 1) * KEYS + 1), &path);
         if (n >= plain_from && n < plain_to) {
             done = add_plain_tiles(p, w, at, &n, &path, &q, scale, &s, o);
             if (done == CHUNKS) continue;
@@ -296,7 +305,7 @@ FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa
     fa_work_tile *now = &b->now;
     fa_output o;
     bool suspect = false;
-    if (now->tile.first >= now->tile.room_q) return false;
+    if (now->tile.first >= (SPLIT_KEYS ? now->tile.n_q : now->tile.room_q)) return false;
     clear_output(&o);
     if (has_keys(now)) {
         compute_work_tile(p, b, at, &o);
@@ -304,7 +313,7 @@ FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa
     }
     sum_rows(at, &o);
     if (THREE_PRODUCTS && has_keys(now) && !now->keys.recompute) suspect |= has_lost_bases(&o);
-    write_output(p, &now->tile, &o);
+    write_output(p, now, &o);
     return suspect;
 }
 
@@ -327,7 +336,12 @@ FA_DEVICE void end_work_tile(const fa_attention_params *p, fa_block *b, bool rec
     __syncthreads();
 }
 
+#if SPLIT_KEYS
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
+    forward_sm80_split(const __grid_constant__ fa_sm80_split_params s)
+#else
 FA_KERNEL __launch_bounds__(THREADS, BLOCKS) forward_sm80(const __grid_constant__ fa_sm80_params s)
+#endif
 {
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_block block;

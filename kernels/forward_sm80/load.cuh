@@ -74,6 +74,31 @@ FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
+#if SPLIT_KEYS
+
+/* Rows of the queries of several heads. */
+FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_tile *t, uint32_t tile)
+{
+    if (!is_copier()) return;
+    const fa_sm80_split *s = own_split(p);
+    const int column = VECTOR * copied_vector(), heads = 1 << s->group_bits;
+    const char *all = fa_view_row(&p->q, t->block_q, t->start_q + t->first, t->head);
+    const int rows =
+        column < p->d ? (int)fa_min64((t->n_q - t->first) << s->group_bits, QUERIES) : 0;
+#pragma unroll 4
+    for (int i = copied_row(); i < QUERIES; i += ROWS_A_PASS) {
+        const int64_t query = query_of(p, i), head = i & (heads - 1);
+        const char *row = all + ELEMENT_BYTES * (query * p->q.stride[1] + head * s->head_stride);
+        const uint32_t to = tile + (uint32_t)(i * PITCH + column * ELEMENT_BYTES);
+        if (is_vectored(&p->q)) copy_async(to, row + ELEMENT_BYTES * column, i < rows);
+        else
+            ptx_st_shared_v4(to,
+                             i < rows ? gather_vector(row, column, p->d) : make_uint4(0, 0, 0, 0));
+    }
+}
+
+#else
+
 /* Copies queries whose rows are not aligned. */
 FA_DEVICE void gather_queries(const fa_attention_params *p, const fa_tile *t, int64_t count,
                               uint32_t tile)
@@ -108,6 +133,8 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_tile *t, uin
     for (int r = 0; r < QUERIES; r += ROWS_A_PASS, row += ahead)
         copy_async(copied_address(tile) + (uint32_t)(r * PITCH), row, copied_row() + r < rows);
 }
+
+#endif
 
 /* ---- Key tiles with keys that are not seen, or with rows that are not plain
  * ------------------- */

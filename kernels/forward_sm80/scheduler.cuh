@@ -12,6 +12,10 @@
 #include "common/sequence.cuh"
 #include "forward_sm80/layout.cuh"
 
+#if SPLIT_KEYS
+#include "forward_sm80/split.h"
+#endif
+
 /* The keys that some rows of a range of rows see, and those that all of them see. */
 typedef struct fa_seen {
     int from, to, all_from, all_to;
@@ -26,9 +30,14 @@ typedef struct fa_key_tiles {
      * whole_to that are not before block.from can be copied whole. */
     int tiles, plain_from, plain_to, whole_to;
     fa_seen block, group[GROUPS];
-    int lo, hi, keys, last; /* row r <= last sees the keys [lo + r, hi + r) that are below `keys` */
-    uint32_t recompute;     /* 1: the work tile is recomputed (recompute.cuh) */
+    int lo, hi, keys, last;      /* query r <= last sees the keys [lo + r, hi + r) below `keys` */
+    uint32_t recompute;          /* 1: the work tile is recomputed (recompute.cuh) */
     int nonfinite_values[WARPS]; /* of the current key tile; a copy for each warp */
+#if SPLIT_KEYS
+    int group_bits;
+    int all_tiles; /* of all parts together */
+    int64_t slot;  /* of the part's sums */
+#endif
 } fa_key_tiles;
 
 /* An entry of the work-tile queue. An entry without queries and rows has nothing to compute. */
@@ -64,6 +73,30 @@ FA_DEVICE bool is_vectored(const fa_kernel_view *v)
     return TF32 ? v->vector != 0 : v->vector == 8;
 }
 
+/* The kernel's parameter. p is its first member. */
+#if SPLIT_KEYS
+FA_DEVICE const fa_sm80_split *own_split(const fa_attention_params *p)
+{
+    return &((const fa_sm80_split_params *)p)->split;
+}
+#else
+FA_DEVICE const fa_sm80_params *own_params(const fa_attention_params *p)
+{
+    return (const fa_sm80_params *)p;
+}
+#endif
+
+/* The query of row r, counted from the work tile's first one, and the number of its queries. */
+FA_DEVICE int query_of(const fa_attention_params *p, int r)
+{
+#if SPLIT_KEYS
+    return r >> own_split(p)->group_bits;
+#else
+    (void)p;
+    return r;
+#endif
+}
+
 /* ---- Descriptions ---------------------------------------------------------------------------- */
 
 FA_DEVICE int clamp_position(int64_t key, int64_t start) { return (int)fa_max64(key - start, 0); }
@@ -74,9 +107,14 @@ FA_DEVICE fa_seen find_seen(const fa_attention_params *p, const fa_tile *t, int6
                             int count)
 {
     fa_seen s;
-    const int64_t end = t->n_q - 1, i = t->first + r;
+    const int64_t end = t->n_q - 1, i = t->first + query_of(p, r);
     const fa_range first = fa_tile_visible(p, t, fa_min64(i, end));
+#if SPLIT_KEYS
+    const int64_t j = t->first + query_of(p, r + count - 1);
+    const fa_range last = fa_tile_visible(p, t, fa_min64(j, end));
+#else
     const fa_range last = fa_tile_visible(p, t, fa_min64(i + count - 1, end));
+#endif
     s.from = clamp_position(first.lo, start);
     s.to = clamp_position(last.hi, start);
     s.all_from = clamp_position(last.lo, start);
@@ -125,11 +163,41 @@ FA_DEVICE void plan_tiles(const fa_attention_params *p, const fa_tile *t, int64_
 
 /* ---- The block's work tiles ------------------------------------------------------------------ */
 
-/* The kernel's parameter. p is its first member. */
-FA_DEVICE const fa_sm80_params *own_params(const fa_attention_params *p)
+#if SPLIT_KEYS
+
+/* Task `number` of the block. -1: there is none. */
+FA_DEVICE int64_t find_work_tile(const fa_attention_params *p, int64_t number)
 {
-    return (const fa_sm80_params *)p;
+    const int64_t task = blockIdx.x + number * gridDim.x;
+    return task < p->tasks * own_split(p)->parts ? task : -1;
 }
+
+FA_DEVICE uint32_t count_work_tiles(const fa_attention_params *p)
+{
+    const int64_t tasks = p->tasks * own_split(p)->parts;
+    return (uint32_t)fa_divide(tasks - blockIdx.x + gridDim.x - 1, gridDim.x);
+}
+
+/* Leaves only the keys of the task's part. start: a multiple of 32, at or before the first key; the result is that of the
+ * part. A part of no key tiles ends where it begins. */
+FA_DEVICE int64_t take_part(const fa_attention_params *p, int64_t task, int64_t start, fa_tile *t,
+                            int *all_tiles)
+{
+    const int64_t parts = own_split(p)->parts, part = task - fa_divide(task, parts) * parts;
+    const int64_t last = fa_min64(t->first + query_of(p, QUERIES - 1), t->n_q - 1);
+    const int64_t keys = fa_max64(fa_tile_visible(p, t, last).hi - start, 0);
+    const int64_t tiles = (keys + KEYS - 1) / KEYS;
+    *all_tiles = (int)tiles;
+    t->n_k = fa_min64(t->n_k, start + fa_divide(tiles * (part + 1), parts) * KEYS);
+    return start + fa_divide(tiles * part, parts) * KEYS;
+}
+
+FA_DEVICE fa_tile find_tile(const fa_attention_params *p, int64_t task)
+{
+    return fa_find_tile(p, fa_divide(task, own_split(p)->parts), query_of(p, QUERIES));
+}
+
+#else
 
 /* Work tile `number` of the block, in the numbering of fa_find_tile, from a head's last tile on.
  * -1: there is none. */
@@ -154,6 +222,13 @@ FA_DEVICE uint32_t count_work_tiles(const fa_attention_params *p)
     return (uint32_t)(s->causal_pairs ? 2 * mine : mine);
 }
 
+FA_DEVICE fa_tile find_tile(const fa_attention_params *p, int64_t task)
+{
+    return fa_find_tile(p, task, QUERIES);
+}
+
+#endif
+
 /* Describes a part of a work tile: what a group sees, what the block computes, or where rows
  * are. */
 FA_DEVICE void describe_part(const fa_attention_params *p, int64_t number, int part,
@@ -161,14 +236,23 @@ FA_DEVICE void describe_part(const fa_attention_params *p, int64_t number, int p
 {
     const int64_t tile = find_work_tile(p, number);
     fa_tile t = {0};
-    if (tile >= 0) t = fa_find_tile(p, tile, QUERIES);
+    if (tile >= 0) t = find_tile(p, tile);
     if (part == GROUPS) {
         to->tile = t;
         to->keys.tiles = to->keys.whole_to = 0;
         to->keys.recompute = 0;
     }
     if (t.first >= t.n_q) return;
-    const int64_t start = fa_tile_visible(p, &t, t.first).lo / 32 * 32;
+    int64_t start = fa_tile_visible(p, &t, t.first).lo / 32 * 32;
+#if SPLIT_KEYS
+    int all_tiles;
+    start = take_part(p, tile, start, &t, &all_tiles);
+    if (part == GROUPS) {
+        to->keys.group_bits = own_split(p)->group_bits;
+        to->keys.all_tiles = all_tiles;
+        to->keys.slot = tile;
+    }
+#endif
     if (part <= GROUPS) plan_tiles(p, &t, start, part, &to->keys);
     else plan_rows(p, &t, start, &to->keys);
 }

@@ -15,6 +15,9 @@
  * query see the same as the last query. */
 FA_DEVICE void visible_keys(const fa_key_tiles *w, int r, int first, int *lo, int *hi)
 {
+#if SPLIT_KEYS
+    r >>= w->group_bits;
+#endif
     const int row = r < w->last ? r : w->last, end = w->hi + row;
     *lo = w->lo + row - first;
     *hi = (end < w->keys ? end : w->keys) - first;

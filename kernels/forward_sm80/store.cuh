@@ -1,6 +1,6 @@
 /*
  * The end of a work tile: outputs are divided by the sums of weights and written, with the
- * log-sum-exp.
+ * log-sum-exp. Those of a part of the keys are left as they are, for the second launch.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_STORE_CUH
 #define FA_KERNELS_FORWARD_SM80_STORE_CUH
@@ -12,6 +12,38 @@
 #include "common/x2.cuh"
 #include "forward_sm80/layout.cuh"
 #include "forward_sm80/softmax.cuh"
+
+#if SPLIT_KEYS
+
+/* Leaves the sums of the part's rows in its slot: the columns of those that have seen keys. */
+FA_DEVICE void write_output(const fa_attention_params *p, const fa_work_tile *w, const fa_output *o)
+{
+    const fa_sm80_split *s = own_split(p);
+    const fa_tile *t = &w->tile;
+    const int rows = (int)fa_min64((t->n_q - t->first) << s->group_bits, QUERIES);
+    const int column = share_id() * COLUMNS + lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        const int r = row_of(i / 2, i % 2);
+        const float max = o->max[i / 2][i % 2], sum = o->sum[i / 2][i % 2];
+        const int64_t row = w->keys.slot * QUERIES + r;
+        float *out = s->out + (row * HEAD_DIM + column);
+        if (r >= rows) continue;
+        if (lane_id() % 4 == 0 && share_id() == 0) {
+            const fa_sm90_row_sum both = {max, sum};
+            s->sums[row] = both;
+        }
+        if (max == NOTHING_SEEN && sum == sum) continue;
+#pragma unroll
+        for (int n = 0; n < D_TILES; n++) {
+            const float *x = o->at[i / 2][n] + i % 2 * 2;
+            if (share_id() * COLUMNS + 8 * n < p->d_v)
+                *(float2 *)(out + 8 * n) = make_float2(x[0], x[1]);
+        }
+    }
+}
+
+#else
 
 #define LN2 0.69314718055994530942f
 
@@ -157,8 +189,9 @@ FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
 
 #endif
 
-FA_DEVICE void write_output(const fa_attention_params *p, const fa_tile *t, const fa_output *o)
+FA_DEVICE void write_output(const fa_attention_params *p, const fa_work_tile *w, const fa_output *o)
 {
+    const fa_tile *t = &w->tile;
     char *rows = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
     const int count = (int)fa_min64(t->room_q - t->first, QUERIES);
     float factors[M_TILES][2];
@@ -170,5 +203,7 @@ FA_DEVICE void write_output(const fa_attention_params *p, const fa_tile *t, cons
         write_vectors(p, o, factors, rows, count);
     else write_elements(p, o, factors, rows, count);
 }
+
+#endif
 
 #endif

@@ -33,7 +33,7 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, flo
     const float sink = p->sinks ? p->sinks[head] : -INFINITY;
     const float factor = finish_sum(base, sum, sink, NATURAL_BASES, &lse);
     if (i >= w->queries) lse = -INFINITY;
-    if (i < w->rows && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 4 == 0)
+    if (i < end_of_rows(w, i / ROWS) && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 4 == 0)
         p->lse[(t->block_q * p->heads_q + head) * p->rows_q + t->start_q + query] = lse;
     return factor;
 }

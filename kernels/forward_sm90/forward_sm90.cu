@@ -71,6 +71,21 @@ FA_DEVICE bool waits_first(void)
 }
 
 #if SPLIT
+
+/* Zeros in the rows of queries that are left over, which no load writes: what is there could look like large scores, and they
+ * take longer. The consumers. */
+FA_DEVICE void clear_rows_left_over(const fa_sm90_params *s, char *q)
+{
+    const fa_sm90_box box = s->split.group.box;
+    const int first = fa_sm90_box_queries(box) * fa_sm90_box_heads(box),
+              thread = (int)threadIdx.x - WARPGROUP;
+    if (first == ROWS) return;
+    for (int block = 0; block < Q_STAGES * CONSUMERS * K_BLOCKS; block++)
+        for (int i = 8 * first + thread; i < 8 * ROWS; i += CONSUMERS * WARPGROUP)
+            *(uint4 *)(q + block * Q_BLOCK + 16 * i) = make_uint4(0, 0, 0, 0);
+    ptx_fence_proxy_async();
+}
+
 #define ENTRY forward_sm90_split
 #else
 #define ENTRY forward_sm90
@@ -104,6 +119,9 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         forget_older_copies();
         init_barriers(state, count_queue_readers(&s));
     }
+#if SPLIT
+    if (threadIdx.x >= WARPGROUP) clear_rows_left_over(&s, q);
+#endif
     if (!DESCRIBES_FIRST || threadIdx.x / 32 != WARP_SCHEDULER) __syncthreads();
     if (waits_first()) wait_for_other_grids();
     /* The scheduler may get here before the grids in front have ended: what follows waits for this grid. */

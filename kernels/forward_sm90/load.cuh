@@ -29,16 +29,19 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
                             int consumer, int number)
 {
     uint64_t *barrier = &pipe->state->q_full[q_stage(number)][consumer];
-    ptx_mbarrier_arrive_expect(barrier, Q_BYTES);
 #if SPLIT
-    const int row = (int)(t->start_q + t->first) + (consumer * ROWS >> s->split.group_bits);
+    const fa_sm90_group *group = &s->split.group;
+    const int row = (int)(t->start_q + t->first) + consumer * fa_sm90_box_queries(group->box),
+              index = (int)fa_divide_by((uint32_t)t->head, group->by_heads);
+    ptx_mbarrier_arrive_expect(barrier,
+                               Q_BYTES / ROWS * fa_sm90_box_queries(group->box) * group->heads);
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
         ptx_tma_load_5d(q_buffer(pipe, number, consumer) + block * Q_BLOCK, &s->q, barrier,
-                        BLOCK_COLUMNS * block, 0, row,
-                        ((int)t->head >> s->split.group_bits) * s->q_step.head,
+                        BLOCK_COLUMNS * block, 0, row, index * s->q_step.head,
                         (int)t->block_q * s->q_step.block);
 #else
+    ptx_mbarrier_arrive_expect(barrier, Q_BYTES);
     const int row = (int)(t->start_q + t->first) + consumer * ROWS;
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)

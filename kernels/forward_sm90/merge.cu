@@ -1,7 +1,5 @@
 /*
- * The second launch after forward_sm90_split: merges the parts of each row (split.h). A part's sums have a base of
- * their own, so they are multiplied by 2^(base - top), where top is the largest base. This is exact where bases are
- * large, while weights from rounded log-sum-exps would not be.
+ * The second launch after forward_sm90_split: merges the parts of each row (split.h, merge_parts.cuh).
  *
  * A thread computes eight columns of a row. It issues the loads of several parts before it uses any of them: the
  * loads mostly hit the second-level cache, and their latency is most of the time. With sections it has several rows, two at a
@@ -13,28 +11,22 @@
 #define OWN_LENGTHS 0
 #endif
 
-#include "common/rows.cuh"
-#include "common/x2.cuh"
-#include "forward_sm90/finish.cuh"
 #include "forward_sm90/forward_sm90.h"
-#include "ptx/convert.cuh"
+#include "forward_sm90/merge_parts.cuh"
 #include "ptx/grid.cuh"
-#include "ptx/store.cuh"
 
 enum {
     THREADS = FA_SM90_MERGE_THREADS,
-    COLUMNS = FA_SM90_MERGE_COLUMNS,
     MOST_TOGETHER = OWN_LENGTHS ? 2 : 1, /* rows */
     MOST_AHEAD = OWN_LENGTHS ? 6 : 4     /* parts of a row */
 };
 
-/* Where a thread's columns of a row are. */
+/* A thread's columns of a row, and where their sums are. */
 typedef struct row_columns {
-    int batch, head, row, column;
-    bool no_query; /* the outputs are zeros: it is behind the last query of its sequence */
-    int parts;     /* of the row's query tile; 0: there is nothing to merge */
+    merged_columns to;
+    bool exists; /* not one that is left over behind the last query of a group of heads */
+    int parts;   /* of the row's query tile; 0: there is nothing to merge */
     int first_row; /* the row's number among the rows of the slots; with sections: among those of its slot */
-    int64_t lse; /* among the rows of all heads */
 #if OWN_LENGTHS
     int second; /* the section that has the second part */
 #endif
@@ -63,16 +55,20 @@ FA_DEVICE section_share find_share(const fa_attention_params *p)
 FA_DEVICE row_columns locate_row(const fa_attention_params *p, const fa_sm90_split *split,
                                  const fa_sm90_cut *cut, int column, int i)
 {
-    const int query = i >> split->group_bits, head = i - (query << split->group_bits);
+    const fa_sm90_box box = split->group.box;
+    const int row = i % FA_SM90_BOX_ROWS, own = fa_sm90_query_in_box(box, row),
+              head = row - own * fa_sm90_box_heads(box),
+              query = i / FA_SM90_BOX_ROWS * fa_sm90_box_queries(box) + own;
     row_columns at;
+    at.exists = own < fa_sm90_box_queries(box);
     at.second = cut->second;
-    at.column = column;
-    at.batch = cut->block;
-    at.head = cut->head + head;
-    at.row = cut->row + query;
-    at.lse = cut->lse + head * p->rows_q + query;
-    at.no_query = i >= cut->queries;
-    at.parts = at.no_query ? 0 : cut->parts;
+    at.to.column = column;
+    at.to.batch = cut->block;
+    at.to.head = cut->head + head;
+    at.to.row = cut->row + query;
+    at.to.lse = cut->lse + head * p->rows_q + query;
+    at.to.no_query = i >= cut->queries || !at.exists;
+    at.parts = at.to.no_query ? 0 : cut->parts;
     at.first_row = i;
     return at;
 }
@@ -93,16 +89,17 @@ FA_DEVICE row_columns find_columns(const fa_attention_params *p, const fa_sm90_s
     const uint32_t groups = ((uint32_t)p->d_v + COLUMNS - 1) / COLUMNS, row = n / groups;
     const uint32_t heads = (uint32_t)p->heads_q, outer = row / rows;
     row_columns at;
-    at.column = (int)(n - row * groups) * COLUMNS;
-    at.lse = row;
-    at.row = (int)(row - outer * rows);
-    at.batch = (int)fa_opaque(outer / heads);
-    at.head = (int)(outer - (uint32_t)at.batch * heads);
-    const int tile = at.row / split->queries;
-    at.no_query = false;
+    at.to.column = (int)(n - row * groups) * COLUMNS;
+    at.to.lse = row;
+    at.to.row = (int)(row - outer * rows);
+    at.to.batch = (int)fa_opaque(outer / heads);
+    at.to.head = (int)(outer - (uint32_t)at.to.batch * heads);
+    const int tile = at.to.row / split->queries;
+    at.exists = true;
+    at.to.no_query = false;
     at.parts = fa_sm90_count_parts(split, tile);
     const int32_t task = fa_sm90_task_of(split, 0, tile, (int32_t)outer);
-    at.first_row = (int)fa_opaque((uint32_t)((task - tile) * split->queries + at.row));
+    at.first_row = (int)fa_opaque((uint32_t)((task - tile) * split->queries + at.to.row));
     return at;
 }
 
@@ -123,85 +120,17 @@ FA_DEVICE void load_parts(const fa_sm90_split *split, const row_columns *at, int
         sums[i].base = NO_KEY_SEEN, sums[i].sum = 0.0f;
         if (first + i >= at->parts) continue;
         const int64_t row = find_slot_row(split, at, first + i);
-        const float4 *from = (const float4 *)(split->out + (row * split->value_dim + at->column));
+        const float4 *from =
+            (const float4 *)(split->out + (row * split->value_dim + at->to.column));
         x[2 * i] = from[0];
         x[2 * i + 1] = from[1];
         sums[i] = split->sums[row];
     }
 }
 
-FA_DEVICE void add_part(float *out, float factor, const float4 *x)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        out[4 * i] = fmaf(factor, x[i].x, out[4 * i]);
-        out[4 * i + 1] = fmaf(factor, x[i].y, out[4 * i + 1]);
-        out[4 * i + 2] = fmaf(factor, x[i].z, out[4 * i + 2]);
-        out[4 * i + 3] = fmaf(factor, x[i].w, out[4 * i + 3]);
-    }
-}
-
-/* Whether a row sees no key of the part: its outputs are not used. */
-FA_DEVICE bool sees_nothing(const fa_sm90_row_sum *s)
-{
-    return s->base == NO_KEY_SEEN && s->sum == s->sum;
-}
-
-/* Adds `ahead` parts to those before: outputs and sums are relative to the largest base so far. */
-FA_DEVICE void add_parts(fa_sm90_row_sum *all, float *out, const fa_sm90_row_sum *parts, int ahead,
-                         const float4 *x)
-{
-    float base = all->base;
-#pragma unroll
-    for (int i = 0; i < ahead; i++) base = fmaxf(base, parts[i].base);
-    const float before = ptx_ex2(all->base - base);
-    all->sum *= before;
-#pragma unroll
-    for (int i = 0; i < COLUMNS; i++) out[i] *= before;
-#pragma unroll
-    for (int i = 0; i < ahead; i++) {
-        if (sees_nothing(&parts[i])) continue;
-        const float factor = ptx_ex2(parts[i].base - base);
-        all->sum = fmaf(factor, parts[i].sum, all->sum);
-        add_part(out, factor, x + 2 * i);
-    }
-    all->base = base;
-}
-
-FA_DEVICE void store_columns(const fa_attention_params *p, const row_columns *at, const float *out,
-                             float factor)
-{
-    char *row = fa_view_row(&p->out, at->batch, at->row, at->head);
-    uint32_t words[COLUMNS / 2];
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) /* a factor of 0 gives 0, even for NaN */
-        words[i] = factor == 0.0f ? 0 : fa_pack_x2(out[2 * i] * factor, out[2 * i + 1] * factor);
-    if (p->out.vector == COLUMNS) {
-        ptx_store_global_16(row + 2 * at->column,
-                            make_uint4(words[0], words[1], words[2], words[3]));
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < COLUMNS; i++)
-        if (at->column + i < p->d_v)
-            ((uint16_t *)row)[at->column + i] = (uint16_t)(words[i / 2] >> 16 * (i % 2));
-}
-
-FA_DEVICE void finish_columns(const fa_attention_params *p, const row_columns *at,
-                              const fa_sm90_row_sum *all, const float *out)
-{
-    float lse;
-    const float sink = p->sinks ? p->sinks[at->head] : -INFINITY;
-    float factor = finish_sum(all->base, all->sum, sink, false, &lse);
-    if (at->no_query) factor = 0.0f, lse = -INFINITY;
-    store_columns(p, at, out, factor);
-    if (p->lse && at->column == 0) p->lse[at->lse] = lse;
-}
-
-/* So many rows of a query tile, with so many parts of each at a time; both are constants. Of the rows from `count` on nothing is
- * stored. */
+/* So many rows of a query tile, with so many parts of each at a time; both are constants. */
 FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *split,
-                             const row_columns *at, int together, int ahead, int count)
+                             const row_columns *at, int together, int ahead)
 {
     fa_sm90_row_sum all[MOST_TOGETHER], sums[MOST_TOGETHER][MOST_AHEAD];
     float4 x[MOST_TOGETHER][2 * MOST_AHEAD];
@@ -212,7 +141,8 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++) out[r][i] = 0.0f;
     }
-    for (int first = 0; first < at[0].parts; first += ahead) {
+    const int parts = max(at[0].parts, at[together - 1].parts);
+    for (int first = 0; first < parts; first += ahead) {
 #pragma unroll
         for (int r = 0; r < together; r++) load_parts(split, &at[r], first, ahead, x[r], sums[r]);
 #pragma unroll
@@ -220,7 +150,7 @@ FA_DEVICE void merge_columns(const fa_attention_params *p, const fa_sm90_split *
     }
 #pragma unroll
     for (int r = 0; r < together; r++)
-        if (r < count) finish_columns(p, &at[r], &all[r], out[r]);
+        if (at[r].exists) finish_columns(p, &at[r].to, &all[r], out[r]);
 }
 
 #if OWN_LENGTHS
@@ -237,16 +167,16 @@ FA_DEVICE void merge_rows(const fa_attention_params *p, const fa_sm90_split *spl
     int i = cut.first + rows * own->share / FA_SM90_MERGE_SHARES + own->row;
     if (cut.parts == 2) {
         for (; i < end; i += 2 * step) {
-            const row_columns at[2] = {
-                locate_row(p, split, &cut, own->column, i),
-                locate_row(p, split, &cut, own->column, min(i + step, end - 1))};
-            merge_columns(p, split, at, 2, 2, i + step < end ? 2 : 1);
+            row_columns at[2] = {locate_row(p, split, &cut, own->column, i),
+                                 locate_row(p, split, &cut, own->column, min(i + step, end - 1))};
+            if (i + step >= end) at[1].exists = false;
+            merge_columns(p, split, at, 2, 2);
         }
         return;
     }
     for (; i < end; i += step) {
         const row_columns at = locate_row(p, split, &cut, own->column, i);
-        merge_columns(p, split, &at, 1, MOST_AHEAD, 1);
+        merge_columns(p, split, &at, 1, MOST_AHEAD);
     }
 }
 
@@ -267,6 +197,6 @@ FA_KERNEL __launch_bounds__(THREADS, OWN_LENGTHS ? FA_SM90_MERGE_BLOCKS : 1)
 #if OWN_LENGTHS
     merge_rows(&p, &s.split, &own);
 #else
-    if (at.batch < p.batch) merge_columns(&p, &s.split, &at, 1, MOST_AHEAD, 1);
+    if (at.to.batch < p.batch) merge_columns(&p, &s.split, &at, 1, MOST_AHEAD);
 #endif
 }

@@ -25,7 +25,7 @@ FA_DEVICE void mask_scores(float *s, const work_tile *w, int consumer, int key)
     const bool left = warp_uniform(w->lo > -UNBOUNDED);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const key_range range = find_key_range(w, row_of(consumer, r));
+        const key_range range = find_keys_of_row(w, consumer, row_of(0, r));
         int lo = range.lo - column, hi = range.hi - column;
         /* Hides from the compiler that these do not change: otherwise it would keep columns for comparisons in registers. */
         __asm__ volatile("" : "+r"(lo), "+r"(hi));

@@ -43,13 +43,16 @@ FA_DEVICE int columns_to(const fa_attention_params *p)
     return CLUSTER > 1 ? min(p->d_v, FIRST_COLUMN + VALUE_DIM) : p->d_v;
 }
 
-/* out += weight * value, of the lane's columns: every 32nd. */
+/* The lane's columns: every 32nd. */
+enum { LANE_COLUMNS = (VALUE_DIM + 31) / 32 };
+
+/* out += weight * value, of the lane's columns. */
 FA_DEVICE void add_value(const fa_attention_params *p, float *out, float weight, const char *v)
 {
 #pragma unroll
-    for (int n = 0; n < VALUE_DIM / 32; n++) {
+    for (int n = 0; n < LANE_COLUMNS; n++) {
         const int c = FIRST_COLUMN + 32 * n + (int)threadIdx.x % 32;
-        if (c < p->d_v) out[n] = fmaf(weight, fa_load_element(v, p->v.dtype, c), out[n]);
+        if (c < columns_to(p)) out[n] = fmaf(weight, fa_load_element(v, p->v.dtype, c), out[n]);
     }
 }
 
@@ -60,7 +63,7 @@ FA_DEVICE float recompute_row(const fa_attention_params *p, const fa_tile *t, in
     const fa_range visible = fa_tile_visible(p, t, i);
     const fa_logit_row row = fa_logit_row_of(p, t, i);
     const char *q = fa_view_row(&p->q, t->block_q, t->start_q + i, t->head);
-    float out[VALUE_DIM / 32] = {0}, top = -INFINITY, sum = 0, lse;
+    float out[LANE_COLUMNS] = {0}, top = -INFINITY, sum = 0, lse;
     for (int64_t j = visible.lo; j < visible.hi; j++)
         top = fmaxf(top, recompute_logit(p, t, &row, q, j));
     for (int64_t j = visible.lo; j < visible.hi; j++) {
@@ -73,10 +76,10 @@ FA_DEVICE float recompute_row(const fa_attention_params *p, const fa_tile *t, in
                                      p->sinks ? p->sinks[t->head] : -INFINITY, &lse);
     if (p->dropout_threshold) factor *= p->dropout_scale;
 #pragma unroll
-    for (int n = 0; n < VALUE_DIM / 32; n++) {
+    for (int n = 0; n < LANE_COLUMNS; n++) {
         const int c = FIRST_COLUMN + 32 * n + (int)threadIdx.x % 32;
         const float x = factor == 0.0f ? 0.0f : out[n] * factor;
-        if (c < p->d_v) fa_store_element(to, p->out.dtype, c, x);
+        if (c < columns_to(p)) fa_store_element(to, p->out.dtype, c, x);
     }
     return lse;
 }

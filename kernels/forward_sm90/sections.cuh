@@ -44,13 +44,6 @@ typedef struct section {
     line_sequence of;
 } section;
 
-enum { QUERY_BITS = QUERIES == 128 ? 7 : 0 /* log2 of QUERIES */ };
-static_assert(1 << QUERY_BITS == QUERIES, "query tiles are halved by shifts");
-
-/* Queries of a query tile. */
-FA_DEVICE int count_query_bits(const fa_sm90_params *s) { return QUERY_BITS - s->split.group_bits; }
-FA_DEVICE int count_tile_queries(const fa_sm90_params *s) { return 1 << count_query_bits(s); }
-
 /* Sequences of the line: packed ones as in fa_packed_start, because rows of no sequence get zeros. */
 FA_DEVICE int count_sequences(const fa_attention_params *p)
 {
@@ -119,7 +112,8 @@ FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, 
     const int unknown = p->diagonal_given ? 0 : of->diagonal;
     of->reach.lo = shift_bound(s->reach.lo, unknown);
     of->reach.hi = shift_bound(s->reach.hi, unknown);
-    of->line.tiles = (of->room_q + count_tile_queries(s) - 1) >> count_query_bits(s);
+    of->line.tiles = (int)fa_divide_by(of->room_q + s->split.group.tile_queries - 1,
+                                       s->split.group.by_tile_queries);
     of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
     of->line.keys = of->n_k;
     if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
@@ -136,7 +130,7 @@ FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params 
 
 FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line, int tiles)
 {
-    return fa_sm90_length_of_tiles(line, count_query_bits(s), s->split.tile_cost, tiles);
+    return fa_sm90_length_of_tiles(line, &s->split.group, s->split.tile_cost, tiles);
 }
 
 /* Two lengths of the line together; FA_SM90_LINE if it is too long, which it only is if lengths are wrong. */
@@ -167,18 +161,16 @@ FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_par
                                  sequence_lines *lines)
 {
     const int sequences = count_sequences(p);
-    int length = 0, keys = 0, most_keys = 0;
+    int length = 0, most_keys = 0;
     for (int first = 0; first < sequences; first += 32) {
         load_lines(p, s, first, lines);
         length = add_lengths(length, __shfl_sync(0xffffffff, lines->end, 31));
-        keys += lines->own.line.tiles > 0 ? lines->own.n_k : 0;
         most_keys = max(most_keys, lines->own.line.keys);
     }
     if (length == FA_SM90_LINE)
         length = 0; /* nothing is done, so that nothing outside is written */
-    keys = (int)__reduce_add_sync(0xffffffff, (uint32_t)keys);
     most_keys = (int)__reduce_max_sync(0xffffffff, (uint32_t)most_keys);
-    const line_cut cut = {length, fa_sm90_section_length(&s->split, length, keys, most_keys, KEYS)};
+    const line_cut cut = {length, fa_sm90_section_length(&s->split, length, most_keys, KEYS)};
     return cut;
 }
 
@@ -281,9 +273,9 @@ FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *
     const line_sequence *of = &at->of;
     fa_tile t;
     t.batch = of->batch;
-    t.head = (at->head * s->split.in_step + at->in_step) << s->split.group_bits;
+    t.head = (at->head * s->split.in_step + at->in_step) * s->split.group.heads;
     t.head_kv = fa_divide_by((uint32_t)t.head, s->by_group);
-    t.first = at->tile * count_tile_queries(s);
+    t.first = at->tile * s->split.group.tile_queries;
     t.block_q = p->cu_seqlens_q ? 0 : of->batch;
     t.start_q = of->start_q;
     t.n_q = of->n_q;
@@ -303,7 +295,7 @@ typedef struct section_part {
 FA_DEVICE section_part find_part_of_section(const fa_sm90_params *s, const section *at)
 {
     section_part part;
-    part.keys = fa_sm90_keys_of_tile(&at->of.line, count_tile_queries(s), at->tile);
+    part.keys = fa_sm90_keys_of_tile(&at->of.line, s->split.group.tile_queries, at->tile);
     part.key_tiles = max((part.keys + KEYS - 1) / KEYS, 1);
     part.length = min(part.keys + s->split.tile_cost - at->offset, at->left);
     part.from = fa_sm90_cut_at(&s->split, at->offset, part.keys, KEYS);
@@ -344,8 +336,8 @@ FA_DEVICE void find_keys_of_part(const fa_attention_params *p, const fa_sm90_par
 {
     const fa_tile *t = &w->query_tile;
     w->query_tile = make_tile(p, s, at);
-    w->group_bits = s->split.group_bits;
-    w->rows = min(rows_of(w, at->of.room_q - (int)t->first), QUERIES);
+    w->box = s->split.group.box;
+    w->rows = rows_of(w, at->of.room_q - (int)t->first);
     find_key_tiles(at->of.reach, w);
     if (is_cut(part)) take_part(part->from, part->to < part->key_tiles ? part->to : INT32_MAX, w);
 }

@@ -35,9 +35,11 @@
  * With many short sequences, tasks may be query tiles with all keys, if heads share them: their numbers are those of
  * fa_find_tile, with groups in place of heads. There is no second launch.
  *
- * With sections, a query tile may have the rows of several query heads that share a key head, one after the other for each
- * query (FlashAttention-3 calls this PackGQA): row r is query r >> group_bits of the tile, and head r % 2^group_bits of the
- * group. Then the heads of the line are these groups.
+ * With sections or whole query tiles, a query tile may have the rows of several query heads that share a key head, one after the
+ * other for each query (FlashAttention-3 calls this PackGQA). Each consumer has as many whole queries of such a group as its
+ * FA_SM90_BOX_ROWS rows have room for: row r of a consumer is query r / group of them, and head r % group of the group. The last
+ * rows of a consumer may be left over (with 5 heads four of them); nothing is stored of those. Then the heads of the line are
+ * these groups.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SPLIT_H
 #define FA_KERNELS_FORWARD_SM90_SPLIT_H
@@ -48,6 +50,7 @@
 #include "../common/divide.h"
 
 enum {
+    FA_SM90_BOX_ROWS = 64,       /* of a consumer */
     FA_SM90_PARTS = 16,          /* of a query tile, at most; */
     FA_SM90_SECTION_PARTS = 64,  /* with sections */
     FA_SM90_MERGE_THREADS = 128, /* of a block of forward_sm90_merge */
@@ -59,6 +62,46 @@ enum {
 /* Rows of a query tile that a block of forward_sm90_merge has at a time if there are sections. */
 #define FA_SM90_MERGE_ROWS(value_dim)                                                              \
     (FA_SM90_MERGE_THREADS / (((value_dim) + FA_SM90_MERGE_COLUMNS - 1) / FA_SM90_MERGE_COLUMNS))
+
+/* The rows of a consumer, if query heads share query tiles: how many heads, how many queries of each, and a factor: row r is query
+ * r * factor / 2^12, which is exact for so few rows. In one number, because the scheduler reads them often from shared memory. */
+typedef uint32_t fa_sm90_box;
+
+FA_SHARED_FUNCTION fa_sm90_box fa_sm90_box_of(int32_t heads)
+{
+    const uint32_t n = (uint32_t)heads, factor = ((1u << 12) + n - 1) / n;
+    return factor << 16 | (FA_SM90_BOX_ROWS / n) << 8 | n;
+}
+
+FA_SHARED_FUNCTION int32_t fa_sm90_box_heads(fa_sm90_box box) { return (int32_t)(box & 255); }
+FA_SHARED_FUNCTION int32_t fa_sm90_box_queries(fa_sm90_box box)
+{
+    return (int32_t)(box >> 8 & 255);
+}
+
+FA_SHARED_FUNCTION int32_t fa_sm90_query_in_box(fa_sm90_box box, int32_t row)
+{
+    return row * (int32_t)(box >> 16) >> 12;
+}
+
+/* Query heads that share query tiles. One head: as many queries as rows. */
+typedef struct fa_sm90_group {
+    int32_t heads, tile_queries; /* queries of a query tile */
+    fa_sm90_box box;
+    fa_reciprocal by_heads, by_tile_queries;
+} fa_sm90_group;
+
+/* heads: up to FA_SM90_BOX_ROWS. */
+FA_SHARED_FUNCTION fa_sm90_group fa_sm90_group_of(int32_t heads, int32_t consumers)
+{
+    fa_sm90_group g;
+    g.heads = heads;
+    g.box = fa_sm90_box_of(heads);
+    g.tile_queries = consumers * fa_sm90_box_queries(g.box);
+    g.by_heads = fa_reciprocal_of(heads);
+    g.by_tile_queries = fa_reciprocal_of(g.tile_queries);
+    return g;
+}
 
 /* A row's base, an exponent of 2, and the sum of its weights 2^(x - base). */
 typedef struct fa_sm90_row_sum {
@@ -89,17 +132,14 @@ typedef struct fa_sm90_split {
     int32_t queries, value_dim; /* of a query tile; columns of a slot */
     int32_t first_tile[FA_SM90_PARTS],
         first_task[FA_SM90_PARTS + 1]; /* the last one: the number of tasks */
-    /* 0: there is no line. Otherwise these, `queries` and `value_dim` are all that is used; of whole tiles group_bits. */
+    fa_sm90_group group;
+    /* 0: there is no line. Otherwise these, `queries`, `value_dim` and `group` are all that is used; of whole tiles `group`. */
     int32_t sections, tile_cost; /* the cost in keys */
-    int32_t group_bits;          /* log2 of the query heads that share query tiles */
     int32_t in_step, line_heads,
         slices; /* lines; heads of a line, or groups of them; sections of a line */
-    /* Only so many sections of a line are used if all sequences together have at most so many keys: they stay in the L2 cache, and
-     * fewer query tiles are cut. */
-    int32_t few_slices, few_keys;
-    fa_reciprocal by_step, by_slices, by_few_slices; /* a block's first load waits for divisions */
-    int32_t least;     /* key tiles of a section; of a part half of it, rounded up */
-    fa_sm90_cut *cuts; /* of each section */
+    fa_reciprocal by_step, by_slices; /* a block's first load waits for divisions */
+    int32_t least;                    /* key tiles of a section; of a part half of it, rounded up */
+    fa_sm90_cut *cuts;                /* of each section */
 } fa_sm90_split;
 
 typedef struct fa_sm90_part {
@@ -154,31 +194,32 @@ FA_SHARED_FUNCTION int32_t fa_sm90_keys_of_tile(const fa_sm90_line *line, int32_
     return fa_sm90_clamp(line->reach + (tile + 1) * queries, line->keys);
 }
 
-/* The length of the first tiles, of 2^query_bits queries each. Those up to `none` see no key, those up to `some` all that they
- * reach. */
-FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line, int32_t query_bits,
-                                                   int32_t cost, int32_t tiles)
+/* Of the first tiles so many have no more than so many keys within reach of their last query. */
+FA_SHARED_FUNCTION int32_t fa_sm90_tiles_within(int32_t keys, const fa_sm90_group *group,
+                                                int32_t tiles)
 {
-    const int32_t none =
-        fa_sm90_clamp(fa_sm90_clamp(-line->reach, FA_SM90_LINE) >> query_bits, tiles);
-    const int32_t some =
-        fa_sm90_clamp(fa_sm90_clamp(line->keys - line->reach, FA_SM90_LINE) >> query_bits, tiles);
+    return fa_sm90_clamp(
+        (int32_t)fa_divide_by(fa_sm90_clamp(keys, FA_SM90_LINE), group->by_tile_queries), tiles);
+}
+
+/* The length of the first tiles. Those up to `none` see no key, those up to `some` all that they reach. */
+FA_SHARED_FUNCTION int32_t fa_sm90_length_of_tiles(const fa_sm90_line *line,
+                                                   const fa_sm90_group *group, int32_t cost,
+                                                   int32_t tiles)
+{
+    const int32_t none = fa_sm90_tiles_within(-line->reach, group, tiles);
+    const int32_t some = fa_sm90_tiles_within(line->keys - line->reach, group, tiles);
     const int32_t reach = some > none ? line->reach : 0;
-    const int32_t pairs = (some * (some + 1) - none * (none + 1)) / 2 * (1 << query_bits);
+    const int32_t pairs = (some * (some + 1) - none * (none + 1)) / 2 * group->tile_queries;
     return tiles * cost + (some - none) * reach + pairs + (tiles - some) * line->keys;
 }
 
 /* The length of sections: so that there are no more of them, that a tile with the most keys has at most
- * FA_SM90_SECTION_PARTS parts, and that they are not shorter than they may be. all_keys: of all sequences; tile_keys: of a key
- * tile. */
+ * FA_SM90_SECTION_PARTS parts, and that they are not shorter than they may be. tile_keys: of a key tile. */
 FA_SHARED_FUNCTION int32_t fa_sm90_section_length(const fa_sm90_split *split, int32_t length,
-                                                  int32_t all_keys, int32_t most_keys,
-                                                  int32_t tile_keys)
+                                                  int32_t most_keys, int32_t tile_keys)
 {
-    const bool many = all_keys > split->few_keys;
-    const int32_t sections = many ? split->slices : split->few_slices;
-    const int32_t each = (int32_t)fa_divide_by(length + sections - 1,
-                                               many ? split->by_slices : split->by_few_slices),
+    const int32_t each = (int32_t)fa_divide_by(length + split->slices - 1, split->by_slices),
                   least = split->least * tile_keys,
                   longest = most_keys / (FA_SM90_SECTION_PARTS - 3) + 1,
                   more = least > longest ? least : longest;

@@ -20,14 +20,44 @@
 FA_DEVICE int columns_left(const fa_attention_params *p) { return p->d_v - FIRST_COLUMN; }
 FA_DEVICE char *first_output(const work_tile *w) { return w->out + 2 * FIRST_COLUMN; }
 
-/* Bytes from an output row to the one that is `rows` rows behind it. `rows` is a multiple of a power of two, and the row is
- * less than this power behind such a multiple, so that there is no carry from heads to queries. */
-FA_DEVICE int64_t row_offset(const fa_attention_params *p, const work_tile *w, int rows)
+/* Bytes from the work tile's first output row to this one. */
+FA_DEVICE int64_t row_offset(const fa_attention_params *p, const work_tile *w, int row)
 {
-    int64_t elements = query_of(w, rows) * p->out.stride[1];
-    if (SPLIT) elements += head_of(w, rows) * p->out.stride[2];
+    int64_t elements = query_of(w, row) * p->out.stride[1];
+    if (SPLIT) elements += head_of(w, row) * p->out.stride[2];
     return 2 * elements;
 }
+
+#if SPLIT
+
+/* The same for four rows of the lane: row lane / 8 and every fourth one behind it, of the 16 from first_row on. Each lane finds one of
+ * the 16, because code that is longer makes all work tiles slower. */
+FA_DEVICE void find_row_offsets(const fa_attention_params *p, const work_tile *w, int first_row,
+                                int64_t *offsets)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t own = row_offset(p, w, first_row + lane % 16);
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        const int from = 4 * part + lane / 8;
+        const uint32_t low = __shfl_sync(0xffffffff, (uint32_t)own, from);
+        const uint32_t high = __shfl_sync(0xffffffff, (uint32_t)(own >> 32), from);
+        offsets[part] = (int64_t)((uint64_t)high << 32 | low);
+    }
+}
+
+#else
+
+/* The same, counted from the lane's first row on: rows are equally far from each other. */
+FA_DEVICE void find_row_offsets(const fa_attention_params *p, const work_tile *w, int first_row,
+                                int64_t *offsets)
+{
+    (void)first_row;
+#pragma unroll
+    for (int part = 0; part < 4; part++) offsets[part] = row_offset(p, w, 4 * part);
+}
+
+#endif
 
 /* Two neighbours of a row's outputs, times its factor. A factor of 0 gives 0, even for NaN. */
 FA_DEVICE uint32_t pack_outputs(const float *x, float factor)
@@ -79,15 +109,16 @@ FA_DEVICE void store_buffer(char *buffer, char *to, const int64_t *offsets, int 
 }
 
 FA_DEVICE void store_through_buffer(const fa_attention_params *p, const work_tile *w, char *buffer,
-                                    const float *out, const float *factor, int first_row)
+                                    const float *out, const float *factor, int consumer,
+                                    int first_row)
 {
     const int lane = threadIdx.x % 32, first_column = lane % 8 * 8;
-    const int rows = w->rows, row = first_row + lane / 8, columns = columns_left(p);
+    const int rows = end_of_rows(w, consumer), row = first_row + lane / 8,
+              columns = columns_left(p);
     const bool whole = rows - first_row >= 16 && columns == VALUE_DIM;
-    char *to = first_output(w) + row_offset(p, w, row) + 2 * first_column;
+    char *to = first_output(w) + (SPLIT ? 0 : row_offset(p, w, row)) + 2 * first_column;
     int64_t offsets[4];
-#pragma unroll
-    for (int part = 0; part < 4; part++) offsets[part] = row_offset(p, w, 4 * part);
+    find_row_offsets(p, w, first_row, offsets);
 #pragma unroll
     for (int column = 0; column < VALUE_DIM; column += 64) {
         __syncwarp(); /* what was in the buffer has been read */
@@ -153,13 +184,15 @@ FA_DEVICE void store_row(const fa_attention_params *p, const uint2 *fours, char 
 FA_DEVICE void store_rows(const fa_attention_params *p, const work_tile *w, const float *out,
                           const float *factor, int consumer)
 {
-    const int first = row_of(consumer, 0), rows = w->rows;
+    const int first = row_of(consumer, 0), rows = end_of_rows(w, consumer);
     char *row = first_output(w) + row_offset(p, w, first);
     uint2 fours[2][VALUE_DIM / 16];
 #pragma unroll
     for (int r = 0; r < 2; r++) gather_row(fours[r], out, r, factor[r]);
     if (first < rows) store_row(p, fours[0], row);
-    if (first + 8 < rows) store_row(p, fours[1], row + row_offset(p, w, 8));
+    char *second =
+        SPLIT ? first_output(w) + row_offset(p, w, first + 8) : row + row_offset(p, w, 8);
+    if (first + 8 < rows) store_row(p, fours[1], second);
 }
 
 #if HIDES_VALUES
@@ -190,7 +223,7 @@ FA_DEVICE void store_part(const work_tile *w, const row_state *rows, const float
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int i = first + 8 * r;
-        if (i >= w->rows) continue;
+        if (i >= end_of_rows(w, consumer)) continue;
         float *to = (float *)w->out + i * VALUE_DIM + 2 * own;
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 8; j++)
@@ -225,7 +258,7 @@ FA_DEVICE bool store_outputs(const fa_attention_params *p, const work_tile *w, c
     const bool recompute = false;
 #endif
     if (STORES_THROUGH_BUFFER && p->out.vector == 8)
-        store_through_buffer(p, w, out_buffer + warp_row * 128, out, factor, warp_row);
+        store_through_buffer(p, w, out_buffer + warp_row * 128, out, factor, consumer, warp_row);
     else store_rows(p, w, out, factor, consumer);
     return recompute;
 }

@@ -23,7 +23,8 @@ typedef struct work_tile {
     int32_t queries, rows; /* its rows of queries; its rows of the outputs, which are stored */
     char *out; /* the first row of its outputs; of a part: of its sums in the workspace, float32 */
 #if SPLIT
-    int32_t group_bits; /* its rows are those of 2^group_bits heads for each query (split.h) */
+    fa_sm90_box box;    /* what a consumer's rows are */
+    int32_t last_query; /* of the work tile, or 0 */
     /* Of a part's first row: its base and its sum of weights. NULL: all keys are in one part. */
     fa_sm90_row_sum *sums;
 #endif
@@ -47,15 +48,54 @@ FA_DEVICE int32_t saturate(int64_t x) { return fa_sm90_saturate(x); }
 
 FA_DEVICE int clamp(int x, int upper) { return max(0, min(x, upper)); }
 
-/* The rows of so many queries; the query and the head of a row, counted from the work tile's first ones. */
+/*
+ * The rows of so many queries, at most those of a work tile; the query and the head of a row, counted from the work tile's first
+ * ones; and where a consumer's rows end, behind which there may be some that are left over.
+ */
 #if SPLIT
-FA_DEVICE int rows_of(const work_tile *w, int queries) { return queries << w->group_bits; }
-FA_DEVICE int query_of(const work_tile *w, int row) { return row >> w->group_bits; }
-FA_DEVICE int head_of(const work_tile *w, int row) { return row & ((1 << w->group_bits) - 1); }
+
+FA_DEVICE int queries_of_consumer(const work_tile *w) { return fa_sm90_box_queries(w->box); }
+
+FA_DEVICE int rows_of(const work_tile *w, int queries)
+{
+    const int most = queries_of_consumer(w);
+    int rows = 0;
+#pragma unroll
+    for (int c = 0; c < CONSUMERS; c++) {
+        const int own = queries - c * most;
+        if (own > 0) rows = c * ROWS + (own < most ? own * fa_sm90_box_heads(w->box) : ROWS);
+    }
+    return rows;
+}
+
+FA_DEVICE int query_of(const work_tile *w, int row)
+{
+    return row / ROWS * queries_of_consumer(w) + fa_sm90_query_in_box(w->box, row % ROWS);
+}
+
+FA_DEVICE int head_of(const work_tile *w, int row)
+{
+    const int own = row % ROWS;
+    return own - fa_sm90_query_in_box(w->box, own) * fa_sm90_box_heads(w->box);
+}
+
+FA_DEVICE int end_of_rows(const work_tile *w, int consumer)
+{
+    const int most = queries_of_consumer(w) * fa_sm90_box_heads(w->box);
+    return min(w->rows, consumer * ROWS + most);
+}
+
 #else
-FA_DEVICE int rows_of(const work_tile *w, int queries) { return (void)w, queries; }
+
+FA_DEVICE int queries_of_consumer(const work_tile *w) { return (void)w, ROWS; }
+FA_DEVICE int rows_of(const work_tile *w, int queries)
+{
+    return (void)w, max(0, min(queries, QUERIES));
+}
 FA_DEVICE int query_of(const work_tile *w, int row) { return (void)w, row; }
 FA_DEVICE int head_of(const work_tile *w, int row) { return (void)w, (void)row, 0; }
+FA_DEVICE int end_of_rows(const work_tile *w, int consumer) { return (void)consumer, w->rows; }
+
 #endif
 
 /* The keys [lo, hi) that a query may see, counted from the work tile's first key. */
@@ -63,25 +103,52 @@ typedef struct key_range {
     int lo, hi;
 } key_range;
 
+/* The keys of a query of the work tile. */
+FA_DEVICE key_range find_keys_of_query(const work_tile *w, int query)
+{
+    const key_range range = {w->lo + query, clamp(w->hi + query, w->n_k)};
+    return range;
+}
+
+FA_DEVICE int last_query_of(const work_tile *w)
+{
+#if SPLIT
+    return w->last_query;
+#else
+    return max(w->queries, 1) - 1;
+#endif
+}
+
 /* The keys of row i. Rows after the last query see the same keys as the last query. */
 FA_DEVICE key_range find_key_range(const work_tile *w, int i)
 {
-    const int query = query_of(w, min(i, max(w->queries, 1) - 1));
-    const key_range range = {w->lo + query, clamp(w->hi + query, w->n_k)};
-    return range;
+    return find_keys_of_query(w, min(query_of(w, i), last_query_of(w)));
+}
+
+/* The same for row `own` of a consumer. */
+FA_DEVICE key_range find_keys_of_row(const work_tile *w, int consumer, int own)
+{
+#if SPLIT
+    const int query = consumer * queries_of_consumer(w) + fa_sm90_query_in_box(w->box, own);
+    return find_keys_of_query(w, min(query, w->last_query));
+#else
+    return find_key_range(w, consumer * ROWS + own);
+#endif
 }
 
 /* The key tiles that a consumer needs, and which of them need no mask. */
 FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
 {
-    const int first = consumer * ROWS, last = first + ROWS - 1;
-    const key_range range = {max(find_key_range(w, first).lo, 0), find_key_range(w, last).hi};
-    const bool some = first < w->queries && range.lo < range.hi;
+    const int each = queries_of_consumer(w), last = last_query_of(w), first = consumer * each;
+    const key_range of_first = find_keys_of_query(w, min(first, last)),
+                    of_last = find_keys_of_query(w, min(first + each - 1, last));
+    const key_range range = {max(of_first.lo, 0), of_last.hi};
+    const bool some = consumer * ROWS < w->queries && range.lo < range.hi;
     w->needed[consumer] = some ? (range.hi + KEYS - 1) / KEYS : 0;
-    const int last_lo = max(find_key_range(w, last).lo, 0);
+    const int last_lo = max(of_last.lo, 0);
     w->unmasked_from[consumer] = (last_lo + KEYS - 1) / KEYS;
     w->plain_from[consumer] = last_lo / KEYS + 1;
-    w->unmasked_to[consumer] = find_key_range(w, first).hi / KEYS;
+    w->unmasked_to[consumer] = of_first.hi / KEYS;
 }
 
 #if SPLIT
@@ -101,19 +168,21 @@ FA_DEVICE void take_part(int first, int end, work_tile *w)
 #endif
 
 /* A query tile, as by fa_find_tile, if all sequences have the same lengths: without divisions and in 32 bits, because a
- * block's first load waits for it. heads: of a batch item, or groups of 2^group_bits heads that share query tiles. */
+ * block's first load waits for it. heads: of a batch item, or groups of `group` heads that share query tiles, which have
+ * so many queries. */
 FA_DEVICE fa_tile find_tile_of_number(const fa_attention_params *p, const fa_sm90_params *s,
-                                      int64_t number, uint32_t heads, int group_bits)
+                                      int64_t number, uint32_t heads, uint32_t group,
+                                      uint32_t queries)
 {
     fa_tile t;
     const uint32_t tiles = (uint32_t)p->tiles;
     const uint32_t outer = (uint32_t)fa_divide_by(number, s->by_tiles);
     const uint32_t batch = (uint32_t)fa_divide_by(outer, s->by_heads),
-                   head = (outer - batch * heads) << group_bits;
+                   head = (outer - batch * heads) * group;
     t.batch = t.block_q = t.block_k = batch;
     t.head = head;
     t.head_kv = fa_divide_by(head, s->by_group);
-    t.first = (tiles - 1 - ((uint32_t)number - outer * tiles)) * ((uint32_t)QUERIES >> group_bits);
+    t.first = (tiles - 1 - ((uint32_t)number - outer * tiles)) * queries;
     t.start_q = t.start_k = 0;
     t.n_q = t.room_q = p->rows_q;
     t.n_k = p->max_k;
@@ -125,7 +194,7 @@ FA_DEVICE fa_tile find_query_tile(const fa_attention_params *p, const fa_sm90_pa
                                   int64_t number)
 {
     if (!s->uniform) return fa_find_tile(p, number, QUERIES);
-    return find_tile_of_number(p, s, number, (uint32_t)p->heads_q, 0);
+    return find_tile_of_number(p, s, number, (uint32_t)p->heads_q, 1, QUERIES);
 }
 
 FA_DEVICE fa_sm90_reach find_reach(const fa_attention_params *p, const fa_sm90_params *s,
@@ -140,11 +209,14 @@ FA_DEVICE void find_key_tiles(fa_sm90_reach reach, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
     const int first = (int)t->first;
-    w->queries = max(0, min(rows_of(w, (int)t->n_q - first), QUERIES));
+    w->queries = rows_of(w, (int)t->n_q - first);
+#if SPLIT
+    w->last_query = max(0, min((int)t->n_q - first, CONSUMERS * queries_of_consumer(w)) - 1);
+#endif
     w->n_k = (int32_t)t->n_k;
     w->hi = reach.hi >= UNBOUNDED ? UNBOUNDED : min(reach.hi + first, UNBOUNDED);
     w->lo = reach.lo <= -UNBOUNDED ? -UNBOUNDED : min(reach.lo + first, UNBOUNDED);
-    const int lo = max(w->lo, 0), hi = find_key_range(w, QUERIES - 1).hi;
+    const int lo = max(w->lo, 0), hi = find_keys_of_query(w, min(QUERIES - 1, last_query_of(w))).hi;
     const int first_key = lo < hi ? lo / FA_SM90_KEY_ALIGNMENT * FA_SM90_KEY_ALIGNMENT : 0;
     w->first_key = first_key;
     w->key_tiles = w->queries && lo < hi ? (hi - first_key + KEYS - 1) / KEYS : 1;
@@ -204,10 +276,12 @@ FA_DEVICE bool describe_whole_tile(const fa_attention_params *p, const fa_sm90_p
                                    int64_t task, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
-    const int bits = s->split.group_bits;
-    w->query_tile = find_tile_of_number(p, s, task, (uint32_t)p->heads_q >> bits, bits);
-    w->group_bits = bits;
-    w->rows = min(rows_of(w, (int)(t->room_q - t->first)), QUERIES);
+    const fa_sm90_group *group = &s->split.group;
+    const uint32_t heads = (uint32_t)fa_divide_by(p->heads_q, group->by_heads);
+    w->query_tile = find_tile_of_number(p, s, task, heads, (uint32_t)group->heads,
+                                        (uint32_t)group->tile_queries);
+    w->box = group->box;
+    w->rows = rows_of(w, (int)(t->room_q - t->first));
     w->out = fa_view_row(&p->out, t->block_q, t->first, t->head);
     w->sums = NULL;
     find_key_tiles(s->reach, w);
@@ -227,7 +301,7 @@ FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_pa
     const fa_sm90_part part = fa_sm90_find_part(&s->split, (int32_t)task);
     const int64_t row = task * QUERIES;
     w->query_tile = find_query_tile(p, s, part.head * p->tiles + p->tiles - 1 - part.tile);
-    w->group_bits = 0;
+    w->box = s->split.group.box;
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = (char *)(s->split.out + row * VALUE_DIM);

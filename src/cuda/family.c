@@ -49,7 +49,8 @@ static bool refuse_smem(const fa_variant *v, int smem_bytes, const fa_cuda_devic
 bool fa_cuda_is_tried(const fa_cuda_family *family, const fa_cuda_device *device)
 {
     const int architecture = fa_cuda_architecture(device);
-    return architecture >= family->oldest && architecture <= family->newest;
+    return architecture >= family->oldest && architecture <= family->newest &&
+           architecture != family->except;
 }
 
 void fa_cuda_plan_begin(const fa_cuda_device *device, const fa_cuda_family *family,

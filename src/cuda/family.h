@@ -13,6 +13,7 @@ struct fa_cuda_family {
     /* The architectures (80 for 8.0) on which it is tried if the environment names no family. On others,
      * fa_describe does not list it among the families that were not chosen. */
     int oldest, newest;
+    int except; /* one in between on which it is not tried either; 0: there is none */
 
     /* It runs few problems: if the environment names it, it is tried first, and other families run what
      * it refuses. */
@@ -21,6 +22,9 @@ struct fa_cuda_family {
     /* Whether a later family runs the problem faster. Writes the reason, or nothing if it is obvious. Not called if the
      * environment names this family; NULL: no later family is faster. */
     bool (*slower)(const fa_problem *problem, const fa_cuda_device *device, char *why, size_t size);
+
+    /* The time of the fastest of this family and those after it, by a model; NULL: there is none. The host knows all lengths. */
+    double (*seconds)(const fa_problem *problem, const fa_cuda_device *device);
 
     /* Later families that refuse every gradient that it refuses. If it has planned a problem before the
      * gradients are known, none of these will run the problem. */
@@ -39,14 +43,14 @@ struct fa_cuda_family {
 };
 
 extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_split_sm90, fa_cuda_forward_sm80,
-    fa_cuda_forward_sm75, fa_cuda_forward_tf32_sm90, fa_cuda_forward_f16x3_sm90,
-    fa_cuda_forward_tf32, fa_cuda_forward_tf32x3, fa_cuda_forward_simt, fa_cuda_forward_mixed,
-    fa_cuda_forward_mixed_beside, fa_cuda_decode, fa_cuda_decode_latent_sm90, fa_cuda_decode_sm90,
-    fa_cuda_backward_sm90, fa_cuda_backward_sm90_persistent, fa_cuda_backward_sm90_joined,
-    fa_cuda_backward_sm90_single, fa_cuda_backward_sm90_chained, fa_cuda_backward_sm90_rounding,
-    fa_cuda_backward_sm80, fa_cuda_backward_tf32, fa_cuda_backward_tf32x3,
-    fa_cuda_backward_tf32x3_corrected, fa_cuda_backward_tf32_in_place, fa_cuda_backward_simt,
-    fa_cuda_weights_simt;
+    fa_cuda_forward_split_sm80, fa_cuda_forward_sm75, fa_cuda_forward_tf32_sm90,
+    fa_cuda_forward_f16x3_sm90, fa_cuda_forward_tf32, fa_cuda_forward_tf32x3, fa_cuda_forward_simt,
+    fa_cuda_forward_mixed, fa_cuda_forward_mixed_beside, fa_cuda_decode, fa_cuda_decode_latent_sm90,
+    fa_cuda_decode_sm90, fa_cuda_backward_sm90, fa_cuda_backward_sm90_persistent,
+    fa_cuda_backward_sm90_joined, fa_cuda_backward_sm90_single, fa_cuda_backward_sm90_chained,
+    fa_cuda_backward_sm90_rounding, fa_cuda_backward_sm80, fa_cuda_backward_tf32,
+    fa_cuda_backward_tf32x3, fa_cuda_backward_tf32x3_corrected, fa_cuda_backward_tf32_in_place,
+    fa_cuda_backward_simt, fa_cuda_weights_simt;
 
 enum {
     /* The most bytes besides the dynamic ones of a kernel whose variant gives no number of its own (tools/kernel_report.py

@@ -10,14 +10,14 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. simt, the last one, does every problem. */
-enum { MAX_FAMILIES = 14 };
+enum { MAX_FAMILIES = 15 };
 #define FORWARD                                                                                    \
     {                                                                                              \
         &fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90,        \
             &fa_cuda_decode_sm90, &fa_cuda_decode, &fa_cuda_forward_split_sm90,                    \
-            &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,                   \
-            &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90, &fa_cuda_forward_tf32,        \
-            &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                                         \
+            &fa_cuda_forward_sm90, &fa_cuda_forward_split_sm80, &fa_cuda_forward_sm80,             \
+            &fa_cuda_forward_sm75, &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90,        \
+            &fa_cuda_forward_tf32, &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                  \
     }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
@@ -261,6 +261,8 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
         append_parts(&t, plan->launches[0].decode.parts);
     else if (plan->family == &fa_cuda_forward_split_sm90)
         append_parts(&t, plan->count > 1 ? plan->launches[0].sm90.split.parts : 1);
+    else if (plan->family == &fa_cuda_forward_split_sm80)
+        append_parts(&t, plan->launches[0].sm80.split.parts);
     else if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split");
     append(&t, "%s", plan->passed_over);
 }

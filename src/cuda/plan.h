@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "../../kernels/check/check.h"
+#include "../../kernels/forward_sm80/split.h"
 #include "../../kernels/forward_sm90/split.h"
 #include "cuda/device.h"
 #include "cuda/driver.h"
@@ -45,9 +46,10 @@ typedef struct fa_cuda_sm90_launch {
     fa_sm90_split split; /* of forward_sm90_split and forward_sm90_merge, without pointers */
 } fa_cuda_sm90_launch;
 
-/* Of forward_sm80: as in fa_sm80_params. */
+/* Of forward_sm80: as in fa_sm80_params. Of forward_sm80_split and forward_sm80_merge: without pointers and strides. */
 typedef struct fa_cuda_sm80_launch {
     int64_t causal_pairs, full_heads;
+    fa_sm80_split split;
 } fa_cuda_sm80_launch;
 
 /* Of decode_sm80: as in fa_decode_params. */

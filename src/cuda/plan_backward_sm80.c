@@ -144,14 +144,6 @@ static bool wants_short(const fa_problem *p, const fa_variant *v)
     return 100 * count_pairs(p, 2 * v->keys) >= 108 * count_pairs(p, v->keys);
 }
 
-/* Whether a variant is for the problem; one with every option also does without. */
-static bool takes(const fa_variant *v, const fa_problem *p)
-{
-    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    return v->head_dim >= dim && has_type(v, p) && (!v->short_rows || wants_short(p, v)) &&
-           (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
-}
-
 /* Blocks with so much dynamic shared memory that a multiprocessor has room for. */
 static int count_fitting(const fa_cuda_device *device, const fa_variant *v, int smem)
 {
@@ -166,6 +158,61 @@ static int64_t count_running(const fa_cuda_device *device, const fa_variant *v, 
     return (int64_t)device->multiprocessors * resident;
 }
 
+/* Blocks that share the queries of a head, if a round of blocks has places left. With fewer queries the launch that adds up
+ * gradients of keys would take longer than is won. */
+static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running)
+{
+    const int64_t least = 128, most = p->max_q / least; /* queries of a part */
+    if (tasks == 0 || p->batch_invariant) return 1;
+    const int64_t parts = running / tasks;
+    return (int)(parts < 1 || most < 1 ? 1 : parts < most ? parts : most);
+}
+
+/* The time of the blocks of a variant, without options: pairs of a query and a key that a multiprocessor computes. */
+static double count_pairs_of_rounds(const fa_problem *p, const fa_cuda_device *device,
+                                    const fa_variant *v)
+{
+    const int64_t running = count_running(device, v, count_smem(v));
+    const int64_t tasks = p->batch * p->heads_kv * ((p->n_k + v->keys - 1) / v->keys);
+    const int64_t of_heads = fa_cuda_count_splits(p, tasks, running),
+                  parts = count_query_parts(p, tasks * of_heads, running),
+                  blocks = tasks * of_heads * parts;
+    if (blocks == 0) return 0;
+    const double longest = (double)v->keys * (double)p->n_q * (double)p->heads_q /
+                           (double)(p->heads_kv * of_heads * parts);
+    const double all = (double)count_pairs(p, v->keys) * (double)p->heads_q * (double)p->batch;
+    const double rounds = (double)((blocks + running - 1) / running) * all / (double)blocks;
+    return rounds > longest ? rounds : longest;
+}
+
+/* Whether a variant's warps have columns of one gradient each. It adds to no rows of the caller, and has 64 keys where the
+ * variant of wider heads has 32: so it computes a pair in 1 / 1.4 of the time (H200, head dims 264 and 320, n 4k), but has half
+ * as many blocks. With few blocks the other one is faster (head dim 320, 4 heads, n 2k: causal 1.33, full 0.73; 2 heads, n 512
+ * 1.13). If lengths are on the device, or an item's bits must not depend on the batch, the number of blocks must not matter. */
+static bool has_one_gradient(const fa_variant *v)
+{
+    return FA_BACKWARD_SM80_BOTH_BESIDE_KEYS(v->element, v->keys, v->queries, v->slices);
+}
+
+static bool wants_one_gradient(const fa_problem *p, const fa_cuda_device *device,
+                               const fa_variant *v, int with)
+{
+    const fa_variant *other = &fa_variants[FA_VARIANT_backward_tf32_d384];
+    if (with & IN_PLACE) return false;
+    if (fa_cuda_has_own_lengths(p)) return true;
+    if (p->batch_invariant) return p->n_k > other->keys;
+    return count_pairs_of_rounds(p, device, v) <= 1.4 * count_pairs_of_rounds(p, device, other);
+}
+
+/* Whether a variant is for the problem; one with every option also does without. */
+static bool takes(const fa_variant *v, const fa_problem *p, const fa_cuda_device *device, int with)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    return v->head_dim >= dim && has_type(v, p) && (!v->short_rows || wants_short(p, v)) &&
+           (!has_one_gradient(v) || wants_one_gradient(p, device, v, with)) &&
+           (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
+}
+
 /* Whether a multiprocessor has room for so many blocks. */
 static bool has_room(const fa_cuda_device *device, const fa_variant *v, int blocks)
 {
@@ -176,13 +223,13 @@ static bool has_room(const fa_cuda_device *device, const fa_variant *v, int bloc
 
 /* The first variant that does the problem and that a block's shared memory has room for; of the same head dim rather one that
  * has as many blocks on a multiprocessor as it is made for. Without any the first that does the problem, which is refused. */
-static const fa_variant *find_main(const fa_problem *p, const rows *of,
+static const fa_variant *find_main(const fa_problem *p, const rows *of, int with,
                                    const fa_cuda_device *device)
 {
     const fa_variant *found = NULL, *first = NULL;
     for (int i = of->first; i < of->end; i++) {
         const fa_variant *v = &fa_variants[i];
-        if (!takes(v, p) || (found && v->head_dim > found->head_dim)) continue;
+        if (!takes(v, p, device, with) || (found && v->head_dim > found->head_dim)) continue;
         if (has_room(device, v, v->blocks)) return v;
         if (!found && has_room(device, v, 1)) found = v;
         if (!first) first = v;
@@ -295,21 +342,11 @@ static const char *arithmetic_of(const fa_variant *v)
     }
 }
 
-/* Blocks that share the queries of a head, if a round of blocks has places left. With fewer queries the launch that adds up
- * gradients of keys would take longer than is won. */
-static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running)
-{
-    const int64_t least = 128, most = p->max_q / least; /* queries of a part */
-    if (tasks == 0 || p->batch_invariant) return 1;
-    const int64_t parts = running / tasks;
-    return (int)(parts < 1 || most < 1 ? 1 : parts < most ? parts : most);
-}
-
 static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
     fa_cuda_plan *plan = x->plan;
-    const fa_variant *v = find_main(p, of, x->device);
+    const fa_variant *v = find_main(p, of, with, x->device);
     fa_cuda_plan_launch *const prepare = add_pass(x, of->prepare, v->head_dim);
     if ((with & CORRECTED) && !add_weight_sums(x, v)) return false;
     fa_cuda_plan_launch *const main =

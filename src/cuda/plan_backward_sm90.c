@@ -606,15 +606,17 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
  * order: n 256 with 4 heads 0.91, with 128 0.97; n 512 with 4 0.96, with 64 0.985; n 4k with 1 head 0.95, with 4 0.97; n 16k with
  * 1, 4 and 8 heads 0.97, 0.99, 0.92, where 8 do not fit into the L2 cache. Head dim 128, n 512: with 4 0.98, with 66 0.94). With wide
  * heads it is one head (causal n 4k, 1, 2, 4, 8 heads: head dim 256 1.048, 1.041, 1.033, 0.945, 192 0.976, 0.979, 0.982, 0.967; n 16k
- * 0.974, 0.964, 0.961, 0.755). */
+ * 0.974, 0.964, 0.961, 0.755). Persistent blocks have two rounds in longer sequences, too (with 4 heads, one round, two: n 1k 0.948,
+ * 0.979, 1.022, where the last share rounds 1.020, 1.057, 1.076; n 2k 0.939, 0.954, 0.969, and 1.026, 1.031, 1.044; n 4k 4 and 8 heads 0.922,
+ * 0.936, and 0.974, 0.979), unless heads share keys (four query heads for a key head, n 4k, 4, 8 and 16 heads 0.904, 0.861, 0.728). */
 static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_launch *l,
                                         const fa_cuda_device *device)
 {
     const fa_variant *v = &fa_variants[l->variant];
     if (l->tasks == 0) return 1;
-    const int64_t most = is_wide(v)                       ? 1
-                         : v->persistent && l->tiles <= 4 ? count_heads_of_rounds(l, device, 200)
-                                                          : 4;
+    const int64_t busy = v->persistent ? count_heads_of_rounds(l, device, 200) : 0;
+    const bool longer = busy > 4 && p->heads_q == p->heads_kv;
+    const int64_t most = is_wide(v) ? 1 : v->persistent && (l->tiles <= 4 || longer) ? busy : 4;
     return clamp(count_heads_in(p, v, device->l2_bytes), 1, most);
 }
 
@@ -1113,11 +1115,13 @@ static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, cha
     (void)why, (void)size;
     const bool narrow = p->d <= 64 && p->d_v <= 64;
     const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS),
+                  blocks = tiles * p->heads_kv * p->batch,
                   most = p->causal ? (narrow ? 8 : 5) : (narrow ? 4 : 3);
     const bool square = p->causal && p->rows_q < p->rows_k + FA_BACKWARD_SM90_QUERIES;
     if (!is_chain(p) || tiles > most || (!square && p->rows_q > 512)) return true;
     if (tiles > 2) return p->heads_kv * p->batch > count_chains_at_once(device, tiles);
-    return p->causal && is_above_96(p) && tiles * p->heads_kv * p->batch > device->multiprocessors;
+    if (narrow) return 3 * p->rows_q >= 2 * p->rows_k && blocks >= 5 * device->multiprocessors;
+    return p->causal && is_above_96(p) && blocks > device->multiprocessors;
 }
 
 static bool plan_chained(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -1143,6 +1147,23 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
     .plan = plan_chained,
 };
 
+/* The same to head dim 64 (see below). Rate over that of the other families (H200, by rounds of blocks): causal, 2 key tiles, 3 rounds
+ * 0.89, 6 1.02 to 1.06, 16 and more 1.12 to 1.16; 3 and 4, 1.2 to 30 rounds 1.09 to 1.27; 5 to 8, 1.2 rounds 0.83 to 0.98, 1.8 to 31 1.04
+ * to 1.18; 12, 1.2 rounds 0.86, 1.8 to 16 1.01 to 1.07; 16, 1.8 rounds 0.96, 3 to 16 1.00 to 1.05; 24 and 32 0.84 to 1.04. Full, 2 key tiles, 3
+ * rounds 0.91, 6 to 32 1.02 to 1.16; 3, 1.8 rounds 0.98 to 1.00, 3 to 32 1.01 to 1.07; 4, 3 rounds 0.98, 6 to 32 1.01 to 1.05; 5, 6 rounds
+ * 0.98, 16 and 32 1.05; 8, 3 to 32 rounds 1.00 to 1.02; 16 0.87 to 0.99. Where sums must have one order, others are slower (with one key/value
+ * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00). */
+static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
+{
+    if (is_ordered(p)) return tiles > (p->causal ? 64 : 16) || (tiles == 2 && percent < 500);
+    if (p->causal)
+        return tiles > 16 || percent < (tiles == 2    ? 500
+                                        : tiles <= 4  ? 100
+                                        : tiles <= 12 ? 150
+                                                      : 300);
+    return tiles > 8 || percent < (tiles == 2 ? 500 : tiles == 3 ? 250 : tiles == 4 ? 500 : 1000);
+}
+
 /* Whether a launch that rounds dQ would cost less than blocks that wait for each other's shares. Rate over that of the other families
  * (H200, head dim 128, by rounds of blocks): causal, 2 key tiles, 1.1 to 12 rounds 1.04 to 1.18; 3 and 4, 1 to 36 rounds 1.12 to 1.36; 5
  * to 8, 1.1 rounds 0.95 to 1.05, 1.6 to 36 1.10 to 1.33; 10 to 16, 1.1 to 1.5 rounds 0.95 to 1.04, 2.4 to 16 1.04 to 1.20; 18 to 28, 2.2
@@ -1157,7 +1178,9 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
     (void)why, (void)size;
     const int64_t tiles = count_key_tiles(p),
                   percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
-    if (!has_nested_tiles(p) || !is_above_96(p) || 3 * p->rows_q < 2 * p->rows_k) return true;
+    if (!has_nested_tiles(p) || 3 * p->rows_q < 2 * p->rows_k) return true;
+    if (p->d <= 64 && p->d_v <= 64) return is_slow_narrow_rounding(p, tiles, percent);
+    if (!is_above_96(p)) return true;
     if (is_ordered(p)) return tiles > (p->causal ? 28 : 8);
     if (p->causal)
         return tiles > 28 || percent < (tiles <= 4    ? 0

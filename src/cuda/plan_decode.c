@@ -878,18 +878,46 @@ static int64_t most_rows(const fa_problem *p)
     return p->pass == FA_PASS_DECODE ? MOST_DECODE_ROWS : MOST_FORWARD_ROWS;
 }
 
-/* With few work tiles of many keys, decode_sm90 takes more rows, in two work tiles that read the same keys: its parts are smaller
- * than those of forward_sm90_split, whose query tiles have 128 rows (H200, us: 7k keys, 2 sequences of 4 key/value heads with 56 rows 22.3
- * and 19.0; 4k keys, 4 sequences of a head of 64 columns with 40 rows 14.3 and 10.1). Not with few keys, if there are many heads (550 keys, 4 of 8 heads with 56 rows,
- * heads that share query tiles 12.7, here 16.3; 1,077 keys, 8 of 4 heads with 52 rows 1.12 slower here). */
+/* With fewer keys decode_sm90 leaves more rows than MOST_FORWARD_ROWS to other kernels. */
+enum { LEAST_N_K_OF_MANY_ROWS = 512 };
+
+/* Beside these, decode_sm90 may be faster with more rows: if the host knows all lengths, the models of the time tell. Otherwise with few
+ * work tiles of many keys, in two work tiles that read the same keys: its parts are smaller than those of forward_sm90_split (H200, us:
+ * 7k keys, 2 sequences of 4 key/value heads with 56 rows 22.3 and 19.0; 550 keys, 4 of 8 heads with 56 rows 12.7, here 16.3). */
 int64_t fa_cuda_most_decode_sm90_rows(const fa_problem *p, const fa_cuda_device *device)
 {
-    enum { ROWS = 64, LEAST_N_K = 512, LONG = 2048, LEAST_PARTS = 4 };
+    enum { ROWS = 64, LONG = 2048, LEAST_PARTS = 4 };
     const int64_t m = device->multiprocessors;
-    const bool is_short = p->n_k < LEAST_N_K || (p->n_k < LONG && 2 * p->batch * p->heads_q > m);
-    const bool few = !p->batch_invariant && !p->cu_seqlens_q && !is_short &&
-                     LEAST_PARTS * p->batch * p->heads_kv <= m;
-    return p->pass == FA_PASS_FORWARD && few ? ROWS : most_rows(p);
+    if (p->pass != FA_PASS_FORWARD || p->batch_invariant || p->cu_seqlens_q) return most_rows(p);
+    if (!fa_cuda_has_own_lengths(p)) return MOST_DECODE_ROWS;
+    const bool is_short =
+        p->n_k < LEAST_N_K_OF_MANY_ROWS || (p->n_k < LONG && 2 * p->batch * p->heads_q > m);
+    const bool few = !is_short && LEAST_PARTS * p->batch * p->heads_kv <= m;
+    return few ? ROWS : most_rows(p);
+}
+
+/* The time of decode_sm90 for queries of which the host knows all lengths. */
+static double decode_sm90_seconds(const fa_problem *p, const fa_cuda_device *device)
+{
+    fa_cuda_plan plan;
+    fa_cuda_plan_begin(device, &fa_cuda_decode_sm90, &plan);
+    if (!fa_cuda_decode_sm90.plan(p, device, &plan, NULL, 0)) return INFINITY;
+    const fa_cuda_plan_launch *l = &plan.launches[0];
+    const keys_to_cut k = {.tasks = l->tasks,
+                           .keys = count_keys(p, l),
+                           .key_bytes = 2 * (p->d + p->d_v),
+                           .multiprocessors = device->multiprocessors,
+                           .merge_turns = count_merge_turns(l)};
+    return 1e-9 * rounds_ns(&k, &fa_variants[l->variant], l->decode.parts);
+}
+
+/* Whether there are more rows than the other kernels leave to this one, and these are faster. */
+static bool is_slower_with_many_rows(const fa_problem *p, const fa_cuda_device *device)
+{
+    if (p->pass != FA_PASS_FORWARD || p->n_q <= fa_cuda_most_few(p) || fa_cuda_has_own_lengths(p))
+        return false;
+    return p->n_k < LEAST_N_K_OF_MANY_ROWS ||
+           !(decode_sm90_seconds(p, device) < fa_cuda_forward_split_sm90.seconds(p, device));
 }
 
 static bool has_no_need_of_parts(const fa_problem *p, const fa_cuda_device *device, char *why,
@@ -916,8 +944,17 @@ bool fa_cuda_is_decode_sm90_slower(const fa_problem *p, const fa_cuda_device *de
 {
     const int64_t most = fa_cuda_most_decode_sm90_rows(p, device);
     if (p->pass == FA_PASS_FORWARD && refuse_queries(p, most, NULL, 0)) return true;
+    if (is_slower_with_many_rows(p, device)) return true;
     const bool is_long = p->n_k >= LONG_BYTES / (2 * (p->d + p->d_v));
     return !is_long && has_no_need_of_parts(p, device, why, size);
+}
+
+static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    const fa_cuda_family *const split = &fa_cuda_forward_split_sm80;
+    if (fa_cuda_is_decode_slower(p, device, why, size)) return true;
+    return p->pass == FA_PASS_FORWARD && !p->cu_seqlens_q && fa_cuda_is_tried(split, device) &&
+           !split->slower(p, device, NULL, 0);
 }
 
 static bool plan_decode(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -932,6 +969,6 @@ const fa_cuda_family fa_cuda_decode = {
     .name = "decode",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .slower = fa_cuda_is_decode_slower,
+    .slower = is_slower,
     .plan = plan_decode,
 };

@@ -12,12 +12,12 @@
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 
-static int count_queries(const fa_variant *v)
+int fa_cuda_sm80_queries(const fa_variant *v)
 {
     return FA_SM80_QUERIES(v->warps, v->split, v->group_rows);
 }
 
-static int count_smem(const fa_variant *v)
+int fa_cuda_sm80_smem(const fa_variant *v)
 {
     return FA_SM80_SMEM(v->element, v->head_dim, v->warps, v->split, v->group_rows, v->keys,
                         v->stages, v->ahead);
@@ -26,7 +26,7 @@ static int count_smem(const fa_variant *v)
 /* The kernel counts rows of a sequence, plus a tile, in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
 
-static bool refuse_sizes(const fa_problem *p, int widest, char *why, size_t size)
+bool fa_cuda_sm80_refuse_sizes(const fa_problem *p, int widest, char *why, size_t size)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     if (dim > widest) {
@@ -36,17 +36,14 @@ static bool refuse_sizes(const fa_problem *p, int widest, char *why, size_t size
     return fa_cuda_refuse_rows(p, max_rows, why, size);
 }
 
-/* Whether a score needs more than a scale and masks by position. The plain kernel assumes that the
- * largest score gives the largest logit, which is wrong for a negative scale. */
-static bool is_general(const fa_problem *p)
+bool fa_cuda_sm80_is_general(const fa_problem *p)
 {
     return fa_cuda_changes_scores(p) || !(p->scale >= 0);
 }
 
-/* The number of blocks that fit on a multiprocessor. */
-static int count_room(const fa_cuda_device *device, const fa_variant *v)
+int fa_cuda_sm80_room(const fa_cuda_device *device, const fa_variant *v)
 {
-    const int bytes = count_smem(v) + FA_CUDA_STATIC_SMEM + 1024; /* the driver's own */
+    const int bytes = fa_cuda_sm80_smem(v) + FA_CUDA_STATIC_SMEM + 1024; /* the driver's own */
     const int fitting = device->smem_per_sm / bytes;
     return fitting < 1 ? 1 : fitting < v->blocks ? fitting : v->blocks;
 }
@@ -55,8 +52,9 @@ static int count_room(const fa_cuda_device *device, const fa_variant *v)
 static int64_t count_keys(const fa_problem *p, const fa_variant *v)
 {
     int64_t keys = p->n_k;
-    if (p->window_left >= 0 && p->window_left < keys) keys = p->window_left + count_queries(v);
-    else if (p->causal) keys = (keys + count_queries(v)) / 2;
+    if (p->window_left >= 0 && p->window_left < keys)
+        keys = p->window_left + fa_cuda_sm80_queries(v);
+    else if (p->causal) keys = (keys + fa_cuda_sm80_queries(v)) / 2;
     return keys / v->keys;
 }
 
@@ -69,7 +67,7 @@ static void share_out(const fa_problem *p, const fa_cuda_device *device, const f
 {
     enum { LONG = 24 };
     const bool differ = p->causal && p->window_left < 0 && l->tiles > 1;
-    const int room = count_room(device, v);
+    const int room = fa_cuda_sm80_room(device, v);
     const int64_t blocks = (int64_t)room * device->multiprocessors;
     const int64_t heads = p->batch * p->heads_q;
     l->sm80.causal_pairs = l->sm80.full_heads = 0;
@@ -111,7 +109,7 @@ static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim, bool ge
     return v->options == FA_SM80_ALL || !general;
 }
 
-static const char *arithmetic_of(const fa_variant *v)
+const char *fa_cuda_sm80_arithmetic(const fa_variant *v)
 {
     switch (v->element) {
     case FA_ELEMENT_TF32X3: return "three tf32 products for each (mma.sync), float32 sums";
@@ -126,18 +124,19 @@ static bool plan_variants(const fa_problem *p, int first, int end, const fa_cuda
                           fa_cuda_plan *plan, char *why, size_t size)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    const bool general = is_general(p);
+    const bool general = fa_cuda_sm80_is_general(p);
     for (const fa_variant *v = &fa_variants[first]; v < &fa_variants[end]; v++) {
         if (!takes(v, p, dim, general)) continue;
-        fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_SM80_THREADS(v->warps), count_smem(v),
-                                                  queue_sm80, device, plan, why, size);
+        fa_cuda_plan_launch *l =
+            fa_cuda_plan_add(v, FA_SM80_THREADS(v->warps), fa_cuda_sm80_smem(v), queue_sm80, device,
+                             plan, why, size);
         if (!l) {
             why = NULL; /* why not the narrowest is what counts */
             continue;
         }
-        plan->arithmetic = arithmetic_of(v);
+        plan->arithmetic = fa_cuda_sm80_arithmetic(v);
         l->tile_k = v->keys;
-        fa_cuda_set_query_tasks(p, count_queries(v), l);
+        fa_cuda_set_query_tasks(p, fa_cuda_sm80_queries(v), l);
         share_out(p, device, v, l);
         return true;
     }
@@ -149,7 +148,7 @@ static bool plan_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     const int first = FA_FIRST_forward_sm80, end = FA_END_forward_sm80;
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_sizes(p, 512, why, size))
+        fa_cuda_sm80_refuse_sizes(p, 512, why, size))
         return false;
     return plan_variants(p, first, end, device, plan, why, size);
 }
@@ -159,7 +158,7 @@ static bool plan_sm75(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     const int first = FA_FIRST_forward_sm75, end = FA_END_forward_sm75;
     if (fa_cuda_refuse_dtypes(p, false, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_sizes(p, 256, why, size))
+        fa_cuda_sm80_refuse_sizes(p, 256, why, size))
         return false;
     return plan_variants(p, first, end, device, plan, why, size);
 }
@@ -169,7 +168,7 @@ static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     const int first = FA_FIRST_forward_tf32, end = FA_END_forward_tf32;
     if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_sizes(p, 512, why, size))
+        fa_cuda_sm80_refuse_sizes(p, 512, why, size))
         return false;
     return plan_variants(p, first, end, device, plan, why, size);
 }
@@ -184,7 +183,7 @@ static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cu
         fa_cuda_say(why, size, "options.precision is FA_PRECISION_IEEE");
         return false;
     }
-    if (refuse_sizes(p, 256, why, size)) return false;
+    if (fa_cuda_sm80_refuse_sizes(p, 256, why, size)) return false;
     return plan_variants(p, first, end, device, plan, why, size);
 }
 

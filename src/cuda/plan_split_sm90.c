@@ -15,28 +15,43 @@
 #include "cuda/plan_decode.h"
 #include "cuda/plan_sm90.h"
 
-/* The model, for an H200. Rates are those of long rows. */
-static const double products_rate = 650e12; /* of the device, floating-point operations a second; */
-static const double narrow_rate = 550e12; /* for head dims to 64, where the softmax takes longer */
+/*
+ * The model of the time, for an H200: what a launch takes; what each round of tasks takes, besides its key tiles; and the rate of
+ * products, in floating-point operations a second of the device, for head dims to 64, to 128 and wider ones. If the host knows all
+ * lengths, fitted to 272 shapes of 2 to 200 queries and 500 to 40,000 keys (16 bits, groups of 1 to 8 heads): four of five times
+ * are within 10% of it.
+ */
+enum { RATES = 3 };
+typedef struct pace {
+    double launch, round, rates[RATES];
+} pace;
+typedef struct paces {
+    pace plain, parts, whole, sections;
+} paces;
+static const paces few_queries = {.plain = {2.0e-6, 4.4e-6, {500e12, 830e12, 930e12}},
+                                  .parts = {7.0e-6, 0.3e-6, {490e12, 740e12, 860e12}},
+                                  .whole = {1.5e-6, 6.0e-6, {500e12, 840e12, 920e12}},
+                                  .sections = {11.0e-6, 2.0e-6, {390e12, 600e12, 640e12}}};
+
+/* For more queries, and for few keys: the loads of a task overlap with what is before, and long ones are slowed down by the
+ * device's power. */
+static const paces many_queries = {.plain = {2.0e-6, 1.5e-6, {550e12, 650e12, 650e12}},
+                                   .parts = {4.5e-6, 1.5e-6, {550e12, 650e12, 650e12}},
+                                   .whole = {2.0e-6, 1.5e-6, {550e12, 650e12, 650e12}},
+                                   .sections = {9.5e-6, 4.5e-6, {500e12, 600e12, 600e12}}};
+
+/* Sections if lengths are on the device, by those of long rows. */
+static const pace lengths_pace = {9.5e-6, 1.5e-6, {550e12, 650e12, 650e12}};
+
 static const double device_multiprocessors = 132; /* with which the device reaches these rates */
-static const double task_seconds = 1.5e-6;        /* of a task besides its key tiles */
-static const double block_seconds =
-    5e-6; /* the same if each task has a block, which begins when another has ended */
-static const double merge_seconds = 2.5e-6; /* of the second launch besides its loads */
-static const double memory_rate = 3e12;     /* bytes a second, of sums that are stored and loaded */
+static const double memory_rate = 4.3e12;         /* bytes a second, of keys and values, */
+static const double sums_rate = 4.5e12;           /* and of sums that are stored and loaded */
 
-/* The time of a key tile of one consumer, relative to that of two. */
-static const double share_of_one_consumer = 0.65;
+/* Of a task whose block the hardware starts when another one has ended, besides its key tiles. */
+static const double block_seconds = 5e-6;
 
-/* What a work tile of a section takes besides, if there are many of few keys: the scheduler describes one at a time (150 and
- * 1,000 rows of 32 heads of 8, H200: 2 to 5 us). */
-static const double described_seconds = 3e-6;
-
-/* The model must be so many times as fast with heads that share query tiles, if lengths are not on the device. */
-static const double least_gain_of_sharing = 1.2;
-
-/* The model must be so many times as fast with split keys: it is not exact. */
-static const double least_gain = 1.1;
+/* The model must be so many times as fast with split keys, or with heads that share query tiles: it is not exact. */
+static const double least_gain = 1.02, least_gain_for_many = 1.1;
 
 /* The same if lengths are on the device: they may be shorter than they can be. */
 static const double least_gain_of_sections = 1.05;
@@ -45,18 +60,17 @@ static const double least_gain_of_sections = 1.05;
 static const double average_share = 0.7;
 
 enum {
-    NARROW = 64,         /* the largest head dim that has the lower rate */
-    QUERY_BOX = 64,      /* rows of a consumer */
-    MOST_GROUP_BITS = 6, /* log2 of them */
-    LEAST_KEYS = 1024,   /* fewer take hardly longer than a launch */
+    NARROW = 64,
+    MIDDLE = 128, /* the largest head dims of the first two rates */
+    MOST_FITTED_QUERIES = 256,
+    LEAST_KEYS = 512,              /* fewer take hardly longer than a launch; */
+    LEAST_KEYS_OF_SECTIONS = 1024, /* the same if lengths are on the device */
     LARGEST_QUERY_TILE = 192,
     MOST_ROUNDS = 10,            /* with more, the last one can hardly be a tenth of the time */
     MOST_ROUNDS_OF_SECTIONS = 8, /* the same if lengths are on the device; */
     MOST_ROUNDS_OF_CACHES = 16,  /* causal, with keys in a cache */
     SLOTS_OF_SECTION = 2,
-    LEAST_SECTION = 4, /* key tiles */
-    MANY_READERS = 8,  /* query tiles that read the same keys, on average */
-    CACHED_BYTES = 80 << 20,
+    LEAST_SECTION = 4,          /* key tiles */
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
     MOST_WORKSPACE = 256 << 20, /* bytes */
     ROW_SUM_BYTES = sizeof(fa_sm90_row_sum)
@@ -91,8 +105,10 @@ typedef struct shape {
     int64_t heads, tiles;                  /* groups of heads, if these share query tiles */
     int64_t rows_q, n_k, reach, most_keys; /* of a query tile, counted from its first key */
     int queries, keys;                     /* of a tile */
-    int rows, group_bits;                  /* of a query tile; log2 of heads that share it */
-    double tile_seconds;
+    int rows, group;                       /* of a query tile; heads that share it */
+    const pace *pace;
+    double tile_seconds;   /* of a key tile; */
+    double memory_seconds; /* of all keys and values, for the whole device */
 } shape;
 
 static int64_t clamp(int64_t x, int64_t least, int64_t most)
@@ -113,16 +129,27 @@ static const fa_variant *find_variant(const fa_problem *p)
 /* Larger than all positions, and small enough that sums do not overflow. */
 static const int64_t unbounded = INT64_C(1) << 40;
 
-/* The time of a key tile. */
-static double find_tile_seconds(const fa_variant *v)
+/* The time of a key tile relative to that of two consumers, if only one has rows. */
+static double share_of_one_consumer(const fa_variant *v)
 {
-    const double rate = v->head_dim <= NARROW ? narrow_rate : products_rate;
-    const double products =
-        2.0 * FA_SM90_QUERIES(v->consumers) * v->keys * (v->head_dim + v->value_dim);
-    return products / (rate / device_multiprocessors);
+    return v->head_dim <= MIDDLE ? 0.75 : 0.95;
 }
 
-static shape find_shape(const fa_problem *p, const fa_variant *v)
+static double find_tile_seconds(const fa_variant *v, const pace *pace, bool one_consumer)
+{
+    const int rate = v->head_dim <= NARROW ? 0 : v->head_dim <= MIDDLE ? 1 : 2;
+    const double products =
+        2.0 * FA_SM90_QUERIES(v->consumers) * v->keys * (v->head_dim + v->value_dim);
+    const double seconds = products / (pace->rates[rate] / device_multiprocessors);
+    return one_consumer ? seconds * share_of_one_consumer(v) : seconds;
+}
+
+static const paces *paces_of(const fa_problem *p)
+{
+    return p->max_q <= MOST_FITTED_QUERIES && p->n_k >= LEAST_KEYS ? &few_queries : &many_queries;
+}
+
+static shape find_shape(const fa_problem *p, const fa_variant *v, const pace *pace)
 {
     shape s = {.variant = v,
                .heads = count_heads(p),
@@ -133,7 +160,9 @@ static shape find_shape(const fa_problem *p, const fa_variant *v)
                .queries = FA_SM90_QUERIES(v->consumers),
                .rows = FA_SM90_QUERIES(v->consumers),
                .keys = v->keys,
-               .tile_seconds = find_tile_seconds(v)};
+               .group = 1,
+               .pace = pace,
+               .tile_seconds = find_tile_seconds(v, pace, p->max_q <= FA_SM90_BOX_ROWS)};
     const int64_t diagonal =
         clamp(p->diagonal_given ? p->diagonal : p->n_k - p->rows_q, -unbounded, unbounded);
     int64_t right = p->causal ? 0 : unbounded;
@@ -144,6 +173,8 @@ static shape find_shape(const fa_problem *p, const fa_variant *v)
         const int64_t span = p->window_left + right + s.queries + FA_SM90_KEY_ALIGNMENT;
         if (span < s.most_keys) s.most_keys = span;
     }
+    s.memory_seconds =
+        2.0 * (double)(p->batch * p->heads_kv * s.most_keys * (p->d + p->d_v)) / memory_rate;
     return s;
 }
 
@@ -191,7 +222,8 @@ static fa_sm90_split cut_keys(const shape *s, int64_t part_tiles)
                            .heads = (int32_t)s->heads,
                            .tiles = (int32_t)s->tiles,
                            .queries = s->rows,
-                           .value_dim = s->variant->value_dim};
+                           .value_dim = s->variant->value_dim,
+                           .group = fa_sm90_group_of(1, s->variant->consumers)};
     for (int32_t part = 0; part < split.parts; part++) {
         const int64_t first = part == 0 ? 0 : first_tile_beyond(s, part * part_tiles * s->keys);
         split.first_tile[part] = (int32_t)first;
@@ -206,13 +238,19 @@ static fa_sm90_split cut_keys(const shape *s, int64_t part_tiles)
 /* Of a round, in which the longest task has so many key tiles. */
 static double round_seconds(const shape *s, int64_t tiles)
 {
-    return (double)tiles * s->tile_seconds + task_seconds;
+    return (double)tiles * s->tile_seconds + s->pace->round;
 }
 
-/* Of the second launch, and of the sums that it loads. */
+/* All of it: launches, and rounds, or the memory if that takes longer. */
+static double all_seconds(const shape *s, double rounds)
+{
+    return s->pace->launch + fmax(rounds, s->pace->round + s->memory_seconds);
+}
+
+/* Of the sums that are stored and loaded. */
 static double merging_seconds(const shape *s, int64_t tasks)
 {
-    return merge_seconds + 2 * count_bytes(s, tasks) / memory_rate;
+    return 2 * count_bytes(s, tasks) / sums_rate;
 }
 
 /* The key tiles of a task of this part. */
@@ -261,9 +299,10 @@ static double split_seconds(const shape *s, int64_t part_tiles, int64_t tasks, i
 {
     const int64_t most = count_key_tiles(s, s->tiles - 1), least = count_key_tiles(s, 0);
     const double merging = merging_seconds(s, tasks);
-    if (most == least) return merging + seconds_of_equal_rounds(s, most, part_tiles, blocks);
+    if (most == least)
+        return merging + all_seconds(s, seconds_of_equal_rounds(s, most, part_tiles, blocks));
     const fa_sm90_split split = cut_keys(s, part_tiles);
-    return merging + seconds_of_rounds(s, &split, blocks);
+    return merging + all_seconds(s, seconds_of_rounds(s, &split, blocks));
 }
 
 /* The key tiles of a query tile on average. */
@@ -281,7 +320,7 @@ static double ideal_seconds(const shape *s, int64_t blocks)
 {
     const int64_t work_tiles = s->tiles * s->heads;
     const double each = average_tiles(s) * (double)work_tiles / (double)blocks;
-    return merging_seconds(s, work_tiles) + each * s->tile_seconds + task_seconds;
+    return merging_seconds(s, work_tiles) + all_seconds(s, each * s->tile_seconds + s->pace->round);
 }
 
 /* For a block of forward_sm90 whose tasks alternate (balance.cuh). */
@@ -298,10 +337,10 @@ static double alternating_seconds(const shape *s, int64_t block, int64_t blocks)
 }
 
 /* For forward_sm90, by the order of its tasks. */
-static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
+static double seconds_of_plain_rounds(const fa_problem *p, const shape *of,
+                                      const fa_cuda_plan_launch *l)
 {
-    shape s = find_shape(p, &fa_variants[l->variant]);
-    if (p->rows_q <= QUERY_BOX) s.tile_seconds *= share_of_one_consumer;
+    const shape s = *of;
     const int64_t blocks = l->grid;
     const double longest = round_seconds(&s, count_key_tiles(&s, s.tiles - 1));
     const double pair = longest + round_seconds(&s, count_key_tiles(&s, 0));
@@ -315,6 +354,12 @@ static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
     if (order.balanced_heads + order.alternating_heads > 0)
         return (double)l->tasks / (double)blocks * pair / 2;
     return (double)fa_cuda_count_tiles(order.tasks, blocks) * pair;
+}
+
+static double plain_seconds(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const shape s = find_shape(p, &fa_variants[l->variant], &paces_of(p)->plain);
+    return all_seconds(&s, seconds_of_plain_rounds(p, &s, l));
 }
 
 /* A length of parts in key tiles, or a number of parts, and the time with it. 0: none fits into the workspace. */
@@ -351,33 +396,24 @@ static choice choose_length(const shape *s, const fa_cuda_device *device)
 
 /* ---- Sections -------------------------------------------------------------------------------- */
 
-/* How many query heads of a group share query tiles: the largest power of two that divides their number. Each head's rows
- * are at the same distance from the one before it. */
-static int choose_group_bits(const fa_problem *p)
+static shape share_tiles(shape s, int group)
 {
-    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
-    int bits = 0;
-    if (group > 1 && fa_cuda_is_broadcast(&p->q, 2)) return 0;
-    while (bits < MOST_GROUP_BITS && group >> bits > 1 && (group >> bits) % 2 == 0) bits++;
-    return bits;
-}
-
-static shape share_tiles(shape s, int group_bits)
-{
-    s.group_bits = group_bits;
-    s.heads >>= group_bits;
-    s.queries >>= group_bits;
+    const fa_sm90_group g = fa_sm90_group_of(group, s.variant->consumers);
+    s.group = group;
+    s.heads /= group;
+    s.queries = g.tile_queries;
     s.tiles = fa_cuda_count_tiles(s.rows_q, s.queries);
+    s.tile_seconds = find_tile_seconds(s.variant, s.pace, s.rows_q <= fa_sm90_box_queries(g.box));
     return s;
 }
 
 /* The longest sequence, as far as the host knows. Of packed keys it knows only the sum. Short ones would gain less. */
-static shape find_longest_alone(const fa_problem *p, const fa_variant *v)
+static shape find_longest_alone(const fa_problem *p, const fa_variant *v, const pace *pace)
 {
     fa_problem longest = *p;
     longest.rows_q = p->max_q;
     if (p->cu_seqlens_k) longest.n_k = fa_cuda_count_tiles(p->rows_k, p->batch);
-    return find_shape(&longest, v);
+    return find_shape(&longest, v, pace);
 }
 
 /* Work tiles that may have rows. Tiles of packed queries have more numbers. */
@@ -386,21 +422,43 @@ static int64_t count_work_tiles(const fa_problem *p, const shape *s)
     const int64_t each = fa_cuda_count_tiles(p->max_q, s->queries);
     if (!p->cu_seqlens_q) return each * s->heads;
     const int64_t packed = p->rows_q / s->queries + p->batch;
-    return (p->heads_q >> s->group_bits) * (each <= packed / p->batch ? each * p->batch : packed);
+    return p->heads_q / s->group * (each <= packed / p->batch ? each * p->batch : packed);
 }
 
-/* The same, with heads that share query tiles where that leaves clearly fewer of them. Full tiles of several heads are 2 to 4%
- * slower than those of one (H200, 16 heads of 4, chunks of 2,048, 512 and 256 at 8k, 4k and 2k: 227 us, 232). */
+/* The same, with query heads of a group that share query tiles: as many as leave the fewest work tiles, of equal ones the most.
+ * Each head's rows are at the same distance from the one before it. */
+static shape share_most_tiles(const fa_problem *p, const shape *alone)
+{
+    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
+    shape best = *alone;
+    if (group > 1 && fa_cuda_is_broadcast(&p->q, 2)) return best;
+    for (int heads = 2; heads <= group && heads <= FA_SM90_BOX_ROWS; heads++) {
+        if (group % heads) continue;
+        const shape s = share_tiles(*alone, heads);
+        if (count_work_tiles(p, &s) <= count_work_tiles(p, &best)) best = s;
+    }
+    return best;
+}
+
+static const pace *find_sections_pace(const fa_problem *p)
+{
+    return fa_cuda_has_own_lengths(p) ? &lengths_pace : &paces_of(p)->sections;
+}
+
+/* The same where that leaves clearly fewer work tiles. Full tiles of several heads are 2 to 4% slower than those of one (H200, 16
+ * heads of 4, chunks of 2,048, 512 and 256 at 8k, 4k and 2k: 227 us, 232). */
 static shape find_longest(const fa_problem *p, const fa_variant *v)
 {
-    const shape alone = find_longest_alone(p, v), shared = share_tiles(alone, choose_group_bits(p));
+    const shape alone = find_longest_alone(p, v, find_sections_pace(p)),
+                shared = share_most_tiles(p, &alone);
     return 10 * count_work_tiles(p, &shared) <= 8 * count_work_tiles(p, &alone) ? shared : alone;
 }
 
 /* Whole query tiles that heads share, without lengths on the device. */
 static shape find_whole_tiles(const fa_problem *p, const fa_variant *v)
 {
-    return share_tiles(find_shape(p, v), choose_group_bits(p));
+    const shape alone = find_shape(p, v, &paces_of(p)->whole);
+    return share_most_tiles(p, &alone);
 }
 
 /* What the multiprocessors have to do. */
@@ -435,14 +493,19 @@ static double count_section_bytes(const shape *s, int64_t sections)
 
 /* The time of a key tile, relative to that without split keys: blocks read the keys of a head at different times, and the L2
  * cache limits them. Under a causal mask they do so anyway. */
-static double slowness_of_sections(const fa_problem *p) { return p->causal ? 1 : 1.1; }
+static double slowness_of_sections(const fa_problem *p)
+{
+    return fa_cuda_has_own_lengths(p) && !p->causal ? 1.1 : 1.0;
+}
 
 /* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
 static double sections_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
     const double tiles = (double)w->tiles / (double)blocks,
                  each = w->average * s->tile_seconds * slowness_of_sections(p);
-    return tiles * (each + task_seconds) + block_seconds + merging_seconds(s, blocks);
+    const double rounds = tiles * (each + s->pace->round), merging = merging_seconds(s, blocks);
+    if (fa_cuda_has_own_lengths(p)) return s->pace->launch + rounds + merging;
+    return all_seconds(s, rounds) + merging;
 }
 
 /* How long the line can be: packed queries have rows of no sequence before and behind all others. */
@@ -451,13 +514,7 @@ static bool is_line_too_long(const fa_problem *p, const shape *s, const fa_sm90_
     const int64_t keys = (p->cu_seqlens_k ? p->rows_k : p->n_k) + split->tile_cost;
     const double tiles = (double)p->rows_q / s->queries + 1;
     const double all = p->cu_seqlens_q ? tiles + (double)p->batch + 2 : tiles * (double)p->batch;
-    return all * (double)(p->heads_q >> s->group_bits) * (double)keys >= FA_SM90_LINE;
-}
-
-/* So many keys of all sequences together may stay in the L2 cache. */
-static int64_t count_cached_keys(const fa_problem *p)
-{
-    return CACHED_BYTES / (2 * p->heads_kv * (p->d + p->d_v));
+    return all * (double)p->heads_q / s->group * (double)keys >= FA_SM90_LINE;
 }
 
 /* How many heads' lines are cut alike: as many as leave hardly a block without a section. */
@@ -474,24 +531,22 @@ static int64_t count_slices(int64_t sections, int64_t in_step)
     return sections < in_step ? 1 : fa_divide(sections, in_step);
 }
 
-/* few, sections: at most. */
-static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t few, int64_t sections)
+/* sections: at most. */
+static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t sections)
 {
-    const int64_t heads = p->heads_q >> s->group_bits, in_step = count_in_step(heads, few);
-    const double cost = task_seconds / s->tile_seconds * s->keys;
+    const int64_t heads = p->heads_q / s->group, in_step = count_in_step(heads, sections);
+    const double cost =
+        lengths_pace.round / find_tile_seconds(s->variant, &lengths_pace, false) * s->keys;
     return (fa_sm90_split){.parts = FA_SM90_SECTION_PARTS,
                            .queries = s->rows,
                            .value_dim = s->variant->value_dim,
-                           .group_bits = s->group_bits,
+                           .group = fa_sm90_group_of(s->group, s->variant->consumers),
                            .in_step = (int32_t)in_step,
                            .line_heads = (int32_t)(heads / in_step),
                            .slices = (int32_t)(sections / in_step),
                            .sections = (int32_t)(sections / in_step * in_step),
-                           .few_slices = (int32_t)(few / in_step),
-                           .few_keys = (int32_t)count_cached_keys(p),
                            .by_step = fa_reciprocal_of(in_step),
                            .by_slices = fa_reciprocal_of(count_slices(sections, in_step)),
-                           .by_few_slices = fa_reciprocal_of(count_slices(few, in_step)),
                            .tile_cost = (int32_t)cost,
                            .least = LEAST_SECTION};
 }
@@ -501,16 +556,16 @@ static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t few, 
 /* If each block takes equally many tasks in turn, whatever their keys. */
 static double average_seconds(const shape *s, int64_t blocks)
 {
-    const double each = average_tiles(s) * s->tile_seconds + task_seconds;
-    return (double)fa_cuda_count_tiles(s->tiles * s->heads, blocks) * each;
+    const double each = average_tiles(s) * s->tile_seconds + s->pace->round;
+    return all_seconds(s, (double)fa_cuda_count_tiles(s->tiles * s->heads, blocks) * each);
 }
 
 /* The time with whole query tiles that heads share: with many short sequences, whose last tiles would be mostly empty. */
 static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     if (fa_cuda_has_own_lengths(p)) return INFINITY;
-    const shape s = find_whole_tiles(p, v), alone = find_shape(p, v);
-    if (s.group_bits == 0 || s.tiles > INT32_MAX / s.heads) return INFINITY;
+    const shape s = find_whole_tiles(p, v), alone = find_shape(p, v, &paces_of(p)->plain);
+    if (s.group == 1 || s.tiles > INT32_MAX / s.heads) return INFINITY;
     if (10 * s.tiles * s.heads > 9 * alone.tiles * alone.heads) return INFINITY;
     return average_seconds(&s, blocks);
 }
@@ -521,34 +576,22 @@ static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t bl
 static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     const shape s = find_longest(p, v);
-    const fa_sm90_split split = cut_line(p, &s, 1, 1);
-    if (s.group_bits == 0 || is_line_too_long(p, &s, &split)) return INFINITY;
+    const fa_sm90_split split = cut_line(p, &s, 1);
+    if (p->n_k < LEAST_KEYS || s.group == 1 || is_line_too_long(p, &s, &split)) return INFINITY;
     const work w = find_work(p, &s);
-    const double described = (double)w.tiles / (double)blocks * described_seconds;
-    return sections_seconds(p, &s, &w, blocks) + described;
+    return sections_seconds(p, &s, &w, blocks);
 }
 
 static fa_cuda_split_form choose_form(const fa_problem *p, const fa_variant *v,
                                       const fa_cuda_device *device)
 {
     if (fa_cuda_has_own_lengths(p)) return FA_CUDA_SECTIONS;
-    const shape s = find_shape(p, v);
+    const shape s = find_shape(p, v, &paces_of(p)->parts);
     const int64_t blocks = device->multiprocessors;
     const double shared = shared_seconds(p, v, blocks), whole = whole_seconds(p, v, blocks);
     const double parts = choose_length(&s, device).seconds;
     if (whole < parts && whole <= shared) return FA_CUDA_WHOLE_TILES;
     return shared < parts ? FA_CUDA_SECTIONS : FA_CUDA_PARTS;
-}
-
-/* The sections of a multiprocessor. Two if many query tiles read the same keys and these may not stay in the L2 cache, so that
- * half of them are read at the same time (H200, page 64, us: three chunks of 512 at 16k, 16 heads of 4, 396 to 331; 16 of 1,024
- * at 2k, 32 of 8, 900 to 829). Otherwise one, with which fewer query tiles are cut (16 of 32 at 8k, 32 of 8, 170 to 151; a chunk
- * of 512 and 15 decodes at 8k, 16 of 4, 143 to 125). */
-static int64_t count_rounds(const fa_problem *p, const shape *s)
-{
-    const int64_t keys = p->cu_seqlens_k ? p->rows_k : p->batch * p->n_k;
-    const int64_t readers = fa_divide(count_work_tiles(p, s), p->heads_kv * p->batch);
-    return keys > count_cached_keys(p) && readers >= MANY_READERS ? 2 : 1;
 }
 
 /* Batches of few and of many queries: sections are faster if there are few work tiles, because those of few queries are mostly
@@ -578,10 +621,10 @@ bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
 {
     const fa_variant *v = find_variant(p);
     if (!v || refuse_split(p, NULL, 0)) return false;
-    const shape s = find_longest(p, v), alone = find_longest_alone(p, v);
+    const shape s = find_longest(p, v), alone = find_longest_alone(p, v, &lengths_pace);
     const int64_t blocks = device->multiprocessors, tiles = count_work_tiles(p, &s);
-    if (s.n_k < LEAST_KEYS || tiles > most_rounds_of_sections(p) * blocks) return false;
-    if (p->cu_seqlens_q && p->batch > 1 && s.group_bits > 0) {
+    if (s.n_k < LEAST_KEYS_OF_SECTIONS || tiles > most_rounds_of_sections(p) * blocks) return false;
+    if (p->cu_seqlens_q && p->batch > 1 && s.group > 1) {
         if (has_few_work_tiles(tiles, blocks) && !seems_mostly_few(p)) return true;
         if (many != p) return false;
     }
@@ -621,7 +664,7 @@ bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l
                     : params->split.parts == 0 ? l->tasks
                                                : params->split.first_task[params->split.parts];
     if (params->split.parts == 0) /* query tiles are numbered by groups of heads */
-        params->by_heads = fa_reciprocal_of(p->heads_q >> params->split.group_bits);
+        params->by_heads = fa_reciprocal_of(p->heads_q / params->split.group.heads);
     params->balanced_heads = params->alternating_heads = 0;
     return true;
 }
@@ -660,20 +703,20 @@ static void set_split(fa_sm90_split split, int64_t tasks, int64_t most_blocks, d
 void fa_cuda_cut_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t part_tiles,
                             fa_cuda_plan *plan)
 {
-    const shape s = find_shape(p, &fa_variants[plan->launches[0].variant]);
+    const shape s = find_shape(p, &fa_variants[plan->launches[0].variant], &paces_of(p)->parts);
     const fa_sm90_split split = cut_keys(&s, part_tiles);
     const int32_t tasks = split.first_task[split.parts];
     set_split(split, tasks, device->multiprocessors, count_bytes(&s, tasks), plan);
 }
 
-void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t few,
-                                int64_t sections, fa_cuda_plan *plan)
+void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *device, int64_t sections,
+                                fa_cuda_plan *plan)
 {
     fa_cuda_plan_launch *l = &plan->launches[0], *merge = l + 1;
     const shape s = find_longest(p, &fa_variants[l->variant]);
-    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
-                       1 << s.group_bits, QUERY_BOX);
-    const fa_sm90_split split = cut_line(p, &s, few, sections);
+    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, s.group,
+                       FA_SM90_BOX_ROWS);
+    const fa_sm90_split split = cut_line(p, &s, sections);
     merge->grid = fa_cuda_grid((int64_t)split.sections * FA_SM90_MERGE_SHARES);
     set_split(split, split.sections, device->multiprocessors,
               count_section_bytes(&s, split.sections), plan);
@@ -685,11 +728,13 @@ static void set_whole_tiles(const fa_problem *p, const fa_cuda_device *device, f
     const fa_variant *v = &fa_variants[l->variant];
     const shape s = find_whole_tiles(p, v);
     const int64_t tasks = s.tiles * s.heads;
-    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q,
-                       1 << s.group_bits, QUERY_BOX);
+    fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, s.group,
+                       FA_SM90_BOX_ROWS);
     fa_cuda_set_tasks(l, s.tiles, tasks);
-    l->sm90.split = (fa_sm90_split){
-        .parts = 0, .queries = s.rows, .value_dim = v->value_dim, .group_bits = s.group_bits};
+    l->sm90.split = (fa_sm90_split){.parts = 0,
+                                    .queries = s.rows,
+                                    .value_dim = v->value_dim,
+                                    .group = fa_sm90_group_of(s.group, v->consumers)};
     l->grid = (uint32_t)(tasks < device->multiprocessors ? tasks : device->multiprocessors);
 }
 
@@ -720,7 +765,7 @@ static bool add_merge(const fa_problem *p, bool sections, const fa_cuda_device *
 static bool refuse_line(const fa_problem *p, const fa_variant *v, char *why, size_t size)
 {
     const shape s = find_longest(p, v);
-    const fa_sm90_split split = cut_line(p, &s, 1, 1);
+    const fa_sm90_split split = cut_line(p, &s, 1);
     if (!is_line_too_long(p, &s, &split)) return false;
     fa_cuda_say(why, size, "sequences have too many queries and keys for split keys");
     return true;
@@ -730,7 +775,7 @@ static bool refuse_line(const fa_problem *p, const fa_variant *v, char *why, siz
 static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
                            char *why, size_t size)
 {
-    const shape s = find_shape(p, v);
+    const shape s = find_shape(p, v, &paces_of(p)->parts);
     const int64_t chosen = choose_length(&s, device).number;
     if (chosen == 0)
         fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
@@ -754,7 +799,6 @@ bool fa_cuda_plan_split_form(const fa_problem *p, fa_cuda_split_form form,
                              const fa_cuda_device *device, fa_cuda_plan *plan, char *why,
                              size_t size)
 {
-    const int64_t blocks = device->multiprocessors;
     const bool sections = form == FA_CUDA_SECTIONS;
     if (!add_launch(p, device, plan, why, size)) return false;
     if (form == FA_CUDA_WHOLE_TILES) {
@@ -766,10 +810,8 @@ bool fa_cuda_plan_split_form(const fa_problem *p, fa_cuda_split_form form,
     const int64_t chosen = sections ? 0 : choose_part(p, v, device, why, size);
     if ((!sections && chosen == 0) || !add_merge(p, sections, device, plan, why, size))
         return false;
-    if (sections) {
-        const shape s = find_longest(p, v);
-        fa_cuda_section_split_sm90(p, device, blocks, count_rounds(p, &s) * blocks, plan);
-    } else fa_cuda_cut_split_sm90(p, device, chosen, plan);
+    if (sections) fa_cuda_section_split_sm90(p, device, device->multiprocessors, plan);
+    else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
 }
 
@@ -782,6 +824,21 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
     return fa_cuda_plan_split_form(p, form, device, plan, why, size);
 }
 
+static double find_seconds(const fa_problem *p, const fa_cuda_device *device)
+{
+    fa_cuda_plan plain;
+    const int64_t blocks = device->multiprocessors;
+    const fa_variant *v = find_variant(p);
+    fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
+    double best = INFINITY;
+    if (fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0))
+        best = plain_seconds(p, &plain.launches[0]);
+    if (!v || refuse_split(p, NULL, 0)) return best;
+    const shape s = find_shape(p, v, &paces_of(p)->parts);
+    best = fmin(best, fmin(shared_seconds(p, v, blocks), whole_seconds(p, v, blocks)));
+    return fmin(best, choose_length(&s, device).seconds);
+}
+
 /* Whether forward_sm90 is faster. Most problems have so many work tiles that the model is not needed. */
 static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
                             size_t size)
@@ -789,6 +846,8 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     fa_cuda_plan plain;
     (void)why, (void)size;
     const int64_t blocks = device->multiprocessors;
+    const paces *paces = paces_of(p);
+    const double gain = paces == &few_queries ? least_gain : least_gain_for_many;
     const fa_variant *v = find_variant(p);
     if (!v || refuse_split(p, NULL, 0)) return true;
     if (fa_cuda_has_own_lengths(p)) return !fa_cuda_is_split_faster(p, p, device);
@@ -799,14 +858,12 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     if (shared == INFINITY && whole == INFINITY && !few) return true;
     fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
     if (!fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0)) return true;
-    const shape s = find_shape(p, v),
-                alone = find_shape(p, &fa_variants[plain.launches[0].variant]);
+    const shape s = find_shape(p, v, &paces->parts),
+                alone = find_shape(p, &fa_variants[plain.launches[0].variant], &paces->plain);
     const double others = plain_seconds(p, &plain.launches[0]);
-    if (others > least_gain_of_sharing * shared ||
-        average_seconds(&alone, blocks) > least_gain * whole)
-        return false;
-    return !few || others <= least_gain * ideal_seconds(&s, blocks) ||
-           others <= least_gain * choose_length(&s, device).seconds;
+    if (others > gain * shared || average_seconds(&alone, blocks) > gain * whole) return false;
+    return !few || others <= gain * ideal_seconds(&s, blocks) ||
+           others <= gain * choose_length(&s, device).seconds;
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm90 = {
@@ -815,6 +872,7 @@ const fa_cuda_family fa_cuda_forward_split_sm90 = {
     .newest = 90,
     .does_few = true,
     .slower = is_split_slower,
+    .seconds = find_seconds,
     .unaligned = {&fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed},
     .without_workspace = &fa_cuda_forward_sm90,
     .plan = plan_split,

@@ -39,9 +39,8 @@ fa_sm90_split fa_cuda_split_of(const fa_problem *problem, const fa_cuda_plan_lau
 void fa_cuda_cut_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
                             int64_t part_tiles, fa_cuda_plan *plan);
 
-/* If lengths are on the device, or heads share query tiles: cuts the line of all work into so many sections; few: if all keys
- * may stay in the L2 cache. */
+/* If lengths are on the device, or heads share query tiles: cuts the line of all work into so many sections. */
 void fa_cuda_section_split_sm90(const fa_problem *problem, const fa_cuda_device *device,
-                                int64_t few, int64_t sections, fa_cuda_plan *plan);
+                                int64_t sections, fa_cuda_plan *plan);
 
 #endif

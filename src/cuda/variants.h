@@ -30,13 +30,13 @@ typedef struct fa_variant {
     int single_tiles, short_rows, few_queries, tracked, overlapped;
     int keys, stages, q_stages, static_smem, ordered, persistent, joined, dq_buffers, dq_transposed,
         chained, rounding;
-    int cluster, consumers, chunk, v_rows;                        /* sm90 */
-    int warps, split, group_rows, queries, blocks, ahead, slices; /* sm80, sm75 */
-    int groups, beside;                                           /* of mixed batches */
-    int own_lengths;                                              /* forward_sm90_merge */
-    int own_blocks;                                               /* decode_latent_sm90 */
-    int rows;                                                     /* simt */
-    int own, max_parts;                                           /* other passes */
+    int cluster, consumers, chunk, v_rows;                                    /* sm90 */
+    int warps, split, group_rows, queries, blocks, ahead, slices, split_keys; /* sm80, sm75 */
+    int groups, beside;                                                       /* of mixed batches */
+    int own_lengths;    /* forward_sm90_merge */
+    int own_blocks;     /* decode_latent_sm90 */
+    int rows;           /* simt */
+    int own, max_parts; /* other passes */
     int architecture, each_architecture;
     const char *name, *file, *kernel;
 } fa_variant;

@@ -612,33 +612,40 @@ static void test_padded_decode_step(void)
     }
 }
 
-/* A forward call that would split its keys runs without a workspace, unless it insists on one. */
-static void expect_less_workspace(int64_t queries)
+/* A call that would split its keys runs without a workspace, unless it insists on one, or it is fa_decode with a kernel of its
+ * own (needed). */
+static void expect_less_workspace(fa_pass pass, int64_t queries, bool needed)
 {
     enum { N = 4096, D = 64 };
     use(0);
+    fa_status (*const call)(const fa_tensor *, const fa_tensor *, const fa_tensor *,
+                            const fa_tensor *, float *, const fa_options *) =
+        pass == FA_PASS_DECODE ? fa_decode : fa_forward;
     fa_tensor t[4];
     size_t bytes = 0;
     fa_options o = {.size = sizeof o, .device = FA_DEVICE_CUDA};
     for (int i = 0; i < 4; i++)
         t[i] = fa_bshd(allocate(N * D * 2), FA_BFLOAT16, 1, i == 1 || i == 2 ? N : queries, 1, D);
-    CHECK(fa_workspace_size(FA_PASS_FORWARD, &t[0], &t[1], &t[2], &t[3], &o, &bytes) == FA_OK &&
-              bytes > 0,
+    CHECK(fa_workspace_size(pass, &t[0], &t[1], &t[2], &t[3], &o, &bytes) == FA_OK && bytes > 0,
           "%zu bytes: %s", bytes, fa_last_error());
-    CHECK(fa_forward(&t[0], &t[1], &t[2], &t[3], NULL, &o) == FA_OK, "%s", fa_last_error());
-    o.flags = FA_FULL_WORKSPACE;
-    EXPECT(fa_forward(&t[0], &t[1], &t[2], &t[3], NULL, &o), FA_ERROR_WORKSPACE,
-           "options.workspace_size is 0: expected at least ", "as fa_workspace_size says");
+    if (!needed) CHECK(call(&t[0], &t[1], &t[2], &t[3], NULL, &o) == FA_OK, "%s", fa_last_error());
+    for (int i = needed ? 0 : 1; i < 2; i++) {
+        o.flags = i ? FA_FULL_WORKSPACE : 0;
+        EXPECT(call(&t[0], &t[1], &t[2], &t[3], NULL, &o), FA_ERROR_WORKSPACE,
+               "options.workspace_size is 0: expected at least ", "as fa_workspace_size says");
+    }
     o.workspace = allocate_aligned(bytes);
     o.workspace_size = bytes;
-    CHECK(fa_forward(&t[0], &t[1], &t[2], &t[3], NULL, &o) == FA_OK, "%s", fa_last_error());
+    CHECK(call(&t[0], &t[1], &t[2], &t[3], NULL, &o) == FA_OK, "%s", fa_last_error());
 }
 
 static void test_full_workspace(void)
 {
-    expect_less_workspace(4096);
-    expect_less_workspace(60); /* decode_sm90 */
-    expect_less_workspace(20);
+    expect_less_workspace(FA_PASS_FORWARD, 4096, false);
+    expect_less_workspace(FA_PASS_FORWARD, 60, false); /* decode_sm90 */
+    expect_less_workspace(FA_PASS_FORWARD, 20, false);
+    expect_less_workspace(FA_PASS_DECODE, 4096, false); /* forward_sm90_split */
+    expect_less_workspace(FA_PASS_DECODE, 60, true);
 }
 
 /* The driver is told that the rounding of dq may overlap the previous kernel. */

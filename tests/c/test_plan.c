@@ -747,7 +747,9 @@ static void test_f16x3_clusters(void)
         int64_t d, d_v;
         int variant;
     } cases[] = {{256, 256, FA_VARIANT_forward_f16x3_sm90_d256},
-                 {260, 260, FA_VARIANT_forward_f16x3_sm90_d320},
+                 {260, 260, FA_VARIANT_forward_f16x3_sm90_d288},
+                 {288, 64, FA_VARIANT_forward_f16x3_sm90_d288},
+                 {292, 260, FA_VARIANT_forward_f16x3_sm90_d320},
                  {64, 320, FA_VARIANT_forward_f16x3_sm90_d320},
                  {324, 264, FA_VARIANT_forward_f16x3_sm90_d384},
                  {384, 64, FA_VARIANT_forward_f16x3_sm90_d384},

@@ -68,7 +68,9 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
 static fa_cuda_plan plan_apart(const fa_problem *p)
 {
     const fa_cuda_plan plan = plan_of(p, &devices[H200]);
-    if (plan.family == &fa_cuda_backward_sm90_chained && p->d <= 64)
+    if ((plan.family == &fa_cuda_backward_sm90_chained ||
+         plan.family == &fa_cuda_backward_sm90_rounding) &&
+        p->d <= 64)
         return plan_by(&fa_cuda_backward_sm90_persistent, p, &devices[H200]);
     return plan.family == &fa_cuda_backward_sm90_joined ||
                    plan.family == &fa_cuda_backward_sm90_chained ||
@@ -347,6 +349,35 @@ static fa_problem make_float32(int64_t d, int64_t d_v, fa_precision precision)
     return p;
 }
 
+/* Blocks of 64 keys compute a pair in less time, but there must be enough of them. */
+static void test_blocks_of_wide_heads(void)
+{
+    static const struct {
+        int64_t items, heads, n, n_k;
+        bool causal, invariant;
+        int variant;
+    } cases[] = {{32, 4, 512, 512, false, false, FA_VARIANT_backward_tf32_d320},
+                 {32, 4, 512, 512, true, false, FA_VARIANT_backward_tf32_d320},
+                 {1, 4, 2048, 2048, false, false, FA_VARIANT_backward_tf32_d320},
+                 {1, 4, 2048, 2048, true, false, FA_VARIANT_backward_tf32_d384},
+                 {1, 2, 512, 512, false, false, FA_VARIANT_backward_tf32_d384},
+                 {1, 2, 512, 512, false, true, FA_VARIANT_backward_tf32_d320},
+                 {256, 8, 300, 32, false, false, FA_VARIANT_backward_tf32_d384},
+                 {256, 8, 300, 32, false, true, FA_VARIANT_backward_tf32_d384}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_float32(320, 320, FA_PRECISION_TF32);
+        p.batch = cases[i].items;
+        p.heads_q = p.heads_kv = cases[i].heads;
+        p.n_q = p.rows_q = p.max_q = cases[i].n;
+        p.n_k = p.rows_k = cases[i].n_k;
+        p.causal = cases[i].causal;
+        p.batch_invariant = cases[i].invariant;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        CHECK(plan.count >= 2 && plan.launches[1].variant == cases[i].variant, "case %zu: %s", i,
+              plan.count >= 2 ? fa_variants[plan.launches[1].variant].name : "none");
+    }
+}
+
 /* The variants for float32. */
 static void test_float32_variants(void)
 {
@@ -366,12 +397,14 @@ static void test_float32_variants(void)
         {tf32, H200, 128, 128, true, FA_VARIANT_backward_tf32_d128_general, ""},
         {tf32, H200, 129, 1, false, FA_VARIANT_backward_tf32_d256, ""},
         {tf32, H200, 64, 256, true, FA_VARIANT_backward_tf32_d256_general, ""},
-        {tf32, H200, 64, 257, false, FA_VARIANT_backward_tf32_d384, ""},
+        {tf32, H200, 64, 257, false, FA_VARIANT_backward_tf32_d320, ""},
+        {tf32, H200, 320, 64, true, FA_VARIANT_backward_tf32_d384_general, ""},
+        {tf32, H200, 64, 321, false, FA_VARIANT_backward_tf32_d384, ""},
         {tf32, H200, 384, 384, true, FA_VARIANT_backward_tf32_d384_general, ""},
         {tf32, H200, 385, 1, false, FA_VARIANT_backward_tf32_d512, ""},
         {tf32, H200, 512, 512, true, FA_VARIANT_backward_tf32_d512_general, ""},
         {tf32, A100, 257, 257, false, FA_NO_VARIANT,
-         "166912 bytes of shared memory for a block: expected 175488 for backward_tf32_d384"},
+         "166912 bytes of shared memory for a block: expected 201600 for backward_tf32_d320"},
         {tf32, A100, 512, 512, true, FA_NO_VARIANT, "for backward_tf32_d512_general"},
         {tf32, A100, 64, 64, false, FA_VARIANT_backward_tf32_d64_small, ""},
         {tf32, A100, 64, 64, true, FA_VARIANT_backward_tf32_d64_small_general, ""},
@@ -482,7 +515,7 @@ static void test_float32_families(void)
     fa_problem wide = make_float32(257, 64, FA_PRECISION_TF32);
     wide.n_k = wide.rows_k = 2000;
     s = plan_of(&wide, &devices[H200]);
-    CHECK(s.workspace_bytes == factors * (3 * 384 + 4) &&
+    CHECK(s.workspace_bytes == factors * (3 * 320 + 4) &&
               strcmp(s.arithmetic, "float16 products (mma.sync), float32 sums") == 0,
           "wide: %s, %zu bytes", s.arithmetic, s.workspace_bytes);
     p.dout = somewhere;
@@ -880,9 +913,9 @@ static void test_short_and_full(void)
         int dim;
         bool ordered, causal;
     } rows[] = {
-        {32, 32, 512, 64, true, false},   {8, 32, 512, 64, false, false},
-        {32, 32, 256, 64, false, false},  {32, 32, 1024, 64, false, false},
-        {32, 32, 512, 64, false, true},   {32, 16, 512, 128, true, false},
+        {32, 32, 512, 64, true, false},   {2, 32, 512, 64, false, false},
+        {32, 32, 256, 64, true, false},   {32, 32, 1024, 64, true, false},
+        {32, 32, 512, 64, true, true},    {32, 16, 512, 128, true, false},
         {64, 16, 300, 128, true, false},  {4, 16, 512, 128, false, false},
         {3, 16, 1000, 128, false, false}, {128, 16, 128, 128, false, false},
         {32, 16, 512, 96, false, false},  {4, 16, 4096, 128, false, true},
@@ -1284,7 +1317,7 @@ static void test_order(void)
         bool invariant;
         int64_t ascending, together, ascending_together;
     } causal[] = {
-        {4, 16, 4096, 128, -1, false, 54, 10, 4}, {16, 16, 1024, 64, -1, false, 222, 34, 4},
+        {4, 16, 4096, 128, -1, false, 54, 10, 4}, {16, 16, 1024, 64, -1, false, 222, 34, 33},
         {1, 16, 16384, 128, -1, false, 14, 2, 3}, {1, 2, 16384, 128, -1, false, 0, 2, 3},
         {1, 1, 4096, 128, -1, true, 1, 0, 4},     {4, 16, 4096, 128, -1, true, 64, 0, 4},
         {1, 3, 128, 64, -1, true, 3, 0, 3},       {1, 3, 128, 128, -1, true, 3, 0, 4},
@@ -1441,7 +1474,7 @@ static void test_persistent(void)
     p = make_half_backward(2, 16, 1000);
     p.d = p.d_v = 64;
     CHECK(plan_of(&p, device).family == family, "head dim 64");
-    p.deterministic = true;
+    p.deterministic = true, p.heads_kv = 8;
     plan = plan_of(&p, device);
     l = FIND(&plan, backward_sm90_persistent);
     CHECK(plan.family == family && l && fa_variants[l->variant].ordered, "head dim 64, one order");
@@ -1691,6 +1724,47 @@ static void test_rounding(void)
     CHECK(plan_of(&p, device).family != family, "an option");
 }
 
+/* The same to head dim 64: persistent blocks. */
+static void test_narrow_rounding(void)
+{
+    static const struct {
+        int64_t batch, heads, n, d;
+        bool causal, deterministic, rounds;
+        int64_t together; /* heads that ascend together */
+    } cases[] = {
+        {64, 32, 256, 64, true, false, true, 132}, {1, 320, 256, 64, true, false, false, 0},
+        {1, 340, 256, 64, true, true, true, 132},  {1, 53, 320, 64, true, false, true, 53},
+        {20, 32, 768, 64, true, false, true, 44},  {1, 20, 1024, 64, true, false, false, 0},
+        {1, 20, 1024, 64, true, true, true, 20},   {16, 32, 1024, 48, true, false, true, 33},
+        {1, 15, 2048, 64, true, false, false, 0},  {8, 32, 2048, 64, true, false, true, 17},
+        {4, 32, 4096, 64, true, false, false, 0},  {4, 32, 4096, 64, true, true, true, 8},
+        {1, 32, 16384, 64, true, true, false, 0},  {64, 32, 256, 64, false, false, true, 0},
+        {1, 79, 300, 64, false, false, false, 0},  {32, 32, 512, 64, false, false, true, 0},
+        {16, 32, 1024, 64, false, false, true, 0}, {8, 32, 2048, 64, false, false, false, 0},
+        {8, 32, 2048, 64, false, true, true, 0},   {16, 32, 1024, 96, true, true, false, 0}};
+    const fa_cuda_device *device = &devices[H200];
+    const fa_cuda_family *family = &fa_cuda_backward_sm90_rounding;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        p.d = p.d_v = cases[i].d;
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].deterministic;
+        const fa_cuda_plan plan = plan_of(&p, device);
+        CHECK((plan.family == family) == cases[i].rounds, "case %zu: %s", i, plan.family->name);
+        if (!cases[i].rounds || plan.family != family) continue;
+        const fa_cuda_plan_launch *l = &plan.launches[1];
+        CHECK(plan.count == 2 && l->backward_sm90.whole_dq && l->backward_sm90.ordered &&
+                  l->backward_sm90.counter_offset > 0 &&
+                  l->grid == (uint32_t)device->multiprocessors,
+              "case %zu: %d launches", i, plan.count);
+        CHECK(!p.causal || l->backward_sm90.ascending_together == cases[i].together,
+              "case %zu: %lld heads together", i, (long long)l->backward_sm90.ascending_together);
+        CHECK((int)l->smem_bytes + fa_cuda_static_smem(&fa_variants[l->variant]) <=
+                  device->smem_per_block,
+              "case %zu: shared memory", i);
+    }
+}
+
 /* Joined launches: one, after a launch that clears two counters for each unit. */
 static void test_joined(void)
 {
@@ -1777,6 +1851,7 @@ int main(void)
     test_query_parts();
     test_chained();
     test_rounding();
+    test_narrow_rounding();
     test_joined();
     test_head_dims();
     test_variants();
@@ -1786,6 +1861,7 @@ int main(void)
     test_room();
     test_sm80();
     test_float32_variants();
+    test_blocks_of_wide_heads();
     test_short_float32();
     test_corrected();
     test_in_place();

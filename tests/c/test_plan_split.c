@@ -169,8 +169,8 @@ static void test_choice(void)
     } cases[] = {{1, 12000, 12000, 128, false, true},    {2, 1728, 1728, 256, false, true},
                  {1, 12000, 12000, 128, true, true},     {32, 4096, 4096, 128, false, false},
                  {32, 4096, 4096, 128, true, false},     {132, 128, 8192, 128, false, false},
-                 {1, 512, 512, 128, false, false},       {8, 128, 65536, 128, false, true},
-                 {1, 70, 100000, 64, false, true},       {1, 100, 4096, 320, false, false},
+                 {1, 400, 400, 128, false, false},       {8, 128, 65536, 128, false, true},
+                 {1, 150, 100000, 64, false, true},      {1, 100, 4096, 320, false, false},
                  {100000, 100, 2048, 128, false, false}, {1, 1 << 20, 1 << 20, 128, true, false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p = make_problem(cases[i].heads, cases[i].n_q, cases[i].n_k, cases[i].d);
@@ -261,31 +261,28 @@ static void test_sections(void)
     static const int32_t tile_keys[] = {80, 96, 128};
     uint64_t state = 1;
     for (int i = 0; i < 2000; i++) {
-        const int32_t bits = 5 + (int32_t)draw(&state, 3), q = 1 << bits,
-                      k = tile_keys[draw(&state, 3)], slices = (int32_t)draw(&state, 60) + 1;
+        const fa_sm90_group group = fa_sm90_group_of((int32_t)draw(&state, 8) + 1, 2);
+        const int32_t q = group.tile_queries, k = tile_keys[draw(&state, 3)],
+                      slices = (int32_t)draw(&state, 60) + 1;
         const fa_sm90_split split = {.queries = q,
                                      .slices = slices,
                                      .by_slices = fa_reciprocal_of(slices),
-                                     .by_few_slices = fa_reciprocal_of(7),
-                                     .few_slices = 7,
-                                     .few_keys = 1000,
                                      .tile_cost = (int32_t)draw(&state, 300) + 1,
                                      .least = (int32_t)draw(&state, 5) + 1};
-        const bool few = draw(&state, 2);
         fa_sm90_line lines[4];
         int32_t length = 0, most = 0;
         for (int n = 0; n < 4; n++) {
             lines[n] = draw_line(&state);
             for (int32_t t = 0; t <= lines[n].tiles; t++) {
-                const int32_t own = fa_sm90_length_of_tiles(&lines[n], bits, split.tile_cost, t),
+                const int32_t own = fa_sm90_length_of_tiles(&lines[n], &group, split.tile_cost, t),
                               want = count_length(&lines[n], q, split.tile_cost, t);
                 CHECK(own == want, "%d tiles: %d, expected %d", (int)t, (int)own, (int)want);
             }
             length += count_length(&lines[n], q, split.tile_cost, lines[n].tiles);
             if (lines[n].keys > most) most = lines[n].keys;
         }
-        const int32_t section = fa_sm90_section_length(&split, length, few ? 1000 : 1001, most, k);
-        CHECK((int64_t)section * (few ? 7 : split.slices) >= length && section >= split.least * k,
+        const int32_t section = fa_sm90_section_length(&split, length, most, k);
+        CHECK((int64_t)section * split.slices >= length && section >= split.least * k,
               "sections of %d of %d", (int)section, (int)length);
         int32_t begin = 0;
         for (int n = 0; n < 4; n++)
@@ -297,23 +294,16 @@ static void test_sections(void)
     }
 }
 
-/* A section for each multiprocessor, or two, with room for two parts, and a note. */
+/* A section for each multiprocessor, with room for two parts, and a note. */
 static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const fa_cuda_plan_launch *l = &plan->launches[0], *merge = &plan->launches[1];
     const fa_sm90_split *split = &l->sm90.split;
-    const int64_t sections = split->sections, queries = split->queries >> split->group_bits;
+    const int64_t sections = split->sections;
     const int blocks = devices[H200].multiprocessors;
-    const int64_t heads = p->heads_q >> split->group_bits, in_step = split->in_step;
-    const int64_t padded = (p->max_q + queries - 1) / queries * p->batch,
-                  packed = p->rows_q / queries + p->batch;
-    const int64_t readers = (padded < packed ? padded : packed) * heads / (p->heads_kv * p->batch);
-    const bool many = p->batch * p->n_k * p->heads_kv * 2 * (p->d + p->d_v) > 80 << 20;
-    const int rounds = many && readers >= 8 ? 2 : 1;
+    const int64_t heads = p->heads_q / split->group.heads, in_step = split->in_step;
     CHECK(in_step * split->line_heads == heads && sections == in_step * split->slices &&
-              sections == rounds * blocks / in_step * in_step &&
-              split->few_slices == blocks / in_step &&
-              100 * in_step * split->few_slices >= 96 * blocks,
+              sections == blocks / in_step * in_step && 100 * sections >= 96 * blocks,
           "%d sections of %d heads in step", (int)sections, (int)in_step);
     CHECK(split->tile_cost > 0 && split->least > 1, "cost %d", (int)split->tile_cost);
     const size_t slots = 2 * (size_t)sections * (size_t)split->queries,
@@ -422,7 +412,7 @@ static void test_whole_tiles(void)
     static const struct {
         int64_t batch, heads, heads_kv, n, tiles; /* 0: another family */
     } cases[] = {{64, 32, 8, 150, 5}, {128, 16, 2, 70, 5}, {64, 32, 32, 150, 0},
-                 {64, 32, 8, 256, 0}, {1, 32, 8, 150, 0},  {64, 12, 4, 150, 0},
+                 {64, 32, 8, 256, 0}, {1, 32, 8, 150, 0},  {64, 12, 4, 150, 4},
                  {32, 32, 8, 300, 10}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_problem(cases[i].heads, cases[i].n, cases[i].n, 128);
@@ -439,7 +429,7 @@ static void test_whole_tiles(void)
         if (cases[i].tiles == 0) continue;
         const int64_t tasks = cases[i].tiles * cases[i].batch * cases[i].heads_kv;
         CHECK(plan.count == 1 && plan.workspace_bytes == 0 && l->sm90.split.parts == 0 &&
-                  1 << l->sm90.split.group_bits == p.heads_q / p.heads_kv,
+                  l->sm90.split.group.heads == p.heads_q / p.heads_kv,
               "case %d", (int)i);
         CHECK(l->tiles == cases[i].tiles && l->tasks == tasks && l->grid == 132, "%d tasks",
               (int)l->tasks);
@@ -480,7 +470,9 @@ static void test_refusals(void)
     full.heads_q = packed.heads_q = 64; /* many work tiles */
     CHECK(plan_by(NULL, &full, &plan) && plan.family != split_family, "full");
     CHECK(plan_by(NULL, &packed, &plan) && plan.family != split_family, "packed keys");
-    CHECK(fa_cuda_plan_make(&p, &devices[A100], NULL, &plan, NULL, 0) && plan.count == 1, "A100");
+    CHECK(fa_cuda_plan_make(&p, &devices[A100], NULL, &plan, NULL, 0) &&
+              plan.family != split_family,
+          "A100");
     CHECK(plan_by(&fa_cuda_forward_sm90, &p, &plan) && plan.count == 1, "sm90 by name");
 }
 

@@ -382,8 +382,10 @@ static void test_equal_halves(int64_t d)
 /* Heads whose columns two blocks share: infinities and NaN are in those of either block. */
 static void test_f16x3_clusters(void)
 {
+    test_infinities(attend, FA_PRECISION_FLOAT32, 288);
     test_infinities(attend, FA_PRECISION_FLOAT32, 320);
     test_nan_key(attend, FA_PRECISION_FLOAT32, 512);
+    test_equal_halves(288);
     test_equal_halves(320);
     test_equal_halves(384);
     test_equal_halves(512);

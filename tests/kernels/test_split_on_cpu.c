@@ -66,9 +66,9 @@ static int runs[FA_VARIANTS], max_runs = INT_MAX;
  * of queries and keys that are packed or not. */
 static int with_parts[FA_SM90_SECTION_PARTS + 1], causal, windows, sinks, lse;
 static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages;
-/* With sections: calls whose query tiles have rows of 2^i heads; and those of which the host knows all lengths. Calls with whole
- * query tiles. */
-static int groups[8], uniform, whole;
+/* Calls whose query tiles have rows of so many heads, with sections or whole query tiles; with sections, those of which the host
+ * knows all lengths; and those with whole query tiles. */
+static int groups[FA_SM90_BOX_ROWS + 1], uniform, whole;
 /* Problems with lengths on the device, in which three or four sections share query tiles: found by a scan. */
 static const int64_t shared[] = {447, 449, 467};
 /* Peaked problems with whole query tiles. */
@@ -149,12 +149,8 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     }
     if (split->parts == 0) return true;
     if (split->sections) {
-        const int64_t few = 1 + number * 7 % 64;
-        fa_cuda_section_split_sm90(p, &device, few, few * (1 + number / 2 % 2), plan);
-        for (int i = 0; i < 2; i++) {
-            plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
-            plan->launches[i].sm90.split.few_keys = 300;
-        }
+        fa_cuda_section_split_sm90(p, &device, (1 + number * 7 % 64) * (1 + number / 2 % 2), plan);
+        for (int i = 0; i < 2; i++) plan->launches[i].sm90.split.least = 1 + (int)(number / 3 % 2);
         return true;
     }
     const int64_t part_tiles = number / 3 % 5, tiles = split->part_tiles * split->parts;
@@ -182,10 +178,8 @@ static void count(const fa_problem *p, const fa_cuda_plan *plan)
     for (int i = 0; i < plan->count; i++) runs[plan->launches[i].variant]++;
     with_parts[plan->launches[0].sm90.split.parts]++;
     whole += plan->launches[0].sm90.split.parts == 0;
-    if (plan->launches[0].sm90.split.sections) {
-        groups[plan->launches[0].sm90.split.group_bits]++;
-        uniform += !fa_cuda_has_own_lengths(p);
-    }
+    groups[plan->launches[0].sm90.split.group.heads]++;
+    uniform += plan->launches[0].sm90.split.sections && !fa_cuda_has_own_lengths(p);
     causal += p->causal;
     windows += p->window_left >= 0;
     sinks += p->sinks != NULL;
@@ -310,6 +304,30 @@ static void test_far_windows(void)
     }
 }
 
+/* Groups of any number of heads, by sections and by whole query tiles: all rows of the first batch item. */
+static void test_groups(void)
+{
+    static const int64_t sizes[] = {3, 5, 6, 7, 12, 33};
+    for (int64_t n = 0; n < 12; n++) {
+        attention a;
+        ref_array want, lse;
+        const int64_t group = sizes[n / 2], queries = 1 + (40 + 97 * n) / group;
+        const shape s = {2, 2 * group, 2, queries, 300, 64, 64};
+        static int32_t keys[2] = {260, 300};
+        make_aligned(&a, (uint64_t)n, s, n % 2 ? FA_FLOAT16 : FA_BFLOAT16);
+        a.in.options.flags = n % 3 ? FA_CAUSAL : 0;
+        if (n % 2) a.in.options.seqlens_k = keys;
+        ref_forward(&a.in, &want, &lse);
+        const random_call call = forward_call(&a);
+        check_attends(attend, n, &call);
+        for (int64_t h = 0; h < s.heads_q; h++)
+            for (int64_t i = 0; i < s.n_q; i++) check_row(&a, &want, &lse, h, i, false);
+        ref_array_free(&want);
+        ref_array_free(&lse);
+        attention_free(&a);
+    }
+}
+
 /* Packed sequences whose cumulative lengths are wrong: all reads and writes stay inside. Their work is longer than the line
  * can be, or keys end before all tensors. */
 static void test_wild_lengths(bool too_long)
@@ -401,6 +419,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
     test_many_tiles(5);
     test_far_windows();
+    test_groups();
     for (int i = 0; i < 2; i++) test_wild_lengths(i);
     for (int64_t i = 0; i < 4; i++) /* any number of parts; 2, 4, and 6 of them */
         test_wild_pages(attend, &(int64_t){6 * i}, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, false);
@@ -412,10 +431,12 @@ int main(int argc, char **argv)
                      pages && packed_over_pages),
         "%d packed queries, %d packed keys, %d and %d by length, %d pages, %d with packed queries",
         packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
-    CHECK(argc > 1 || (groups[0] && groups[1] && groups[2] && groups[3] && uniform && whole),
-          "query tiles of 1, 2, 4 and 8 heads: %d, %d, %d and %d; %d lengths that the host knows; "
-          "%d with whole query tiles",
-          groups[0], groups[1], groups[2], groups[3], uniform, whole);
+    CHECK(
+        argc > 1 || (groups[1] && groups[2] && groups[3] && groups[4] && groups[5] && groups[8] &&
+                     uniform && whole),
+        "query tiles of 1, 2, 3, 4, 5 and 8 heads: %d, %d, %d, %d, %d and %d; %d lengths that the "
+        "host knows; %d with whole query tiles",
+        groups[1], groups[2], groups[3], groups[4], groups[5], groups[8], uniform, whole);
     CHECK(argc > 1 || (cuts[2] && cuts[3] && cuts[4]), "sections shared %d, %d and %d query tiles",
           cuts[2], cuts[3], cuts[4]);
     int more_parts = 0;
