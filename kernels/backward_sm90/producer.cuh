@@ -13,13 +13,15 @@
 #include "backward_sm90/keys.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/rounding.cuh"
-#include "backward_sm90/schedule.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/x2.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/semaphore.cuh"
 #include "ptx/tma.cuh"
+#if LOADER_SCHEDULES
+#include "backward_sm90/schedule.cuh"
+#endif
 
 /* The state of a warp that loads. */
 #ifndef LOADER

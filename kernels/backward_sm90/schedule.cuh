@@ -48,7 +48,8 @@ FA_DEVICE void schedule_next(const pipeline *pipe, const fa_attention_params *p,
     const int n = *scheduled;
     ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
     if (n > 0 || !begins_with_own(p, s)) ptx_wait_for_grids();
-    describe(p, s, take_work_tile(p, s, n), n > 0 ? &state->works[(n - 1) % WORKS] : NULL,
+    const block_work *before = n > 0 ? &state->works[(n - 1) % WORKS] : NULL;
+    describe(p, s, take_work_tile(p, s, n), before, before ? end_count(before) + 1 : 0,
              &state->works[n % WORKS]);
     ptx_mbarrier_arrive(&state->work_full[n % WORKS]);
     *scheduled = n + 1;
