@@ -127,7 +127,8 @@ FA_DEVICE bool is_ready(const pipeline *pipe, const consumer_state *c, int count
     const uint32_t turn = (uint32_t)use / DQ_BUFFERS;
     return (int)ptx_mbarrier_is_over(&state->q_full[stage], parity) &
            (int)ptx_mbarrier_is_over(&state->dout_full[stage], parity) &
-           (int)ptx_mbarrier_is_over(dq_empty(state, c->number, use), (int)(turn & 1) ^ !GIVES_ROOM);
+           (int)ptx_mbarrier_is_over(dq_empty(state, c->number, use),
+                                     (int)(turn & 1) ^ !GIVES_ROOM);
 }
 
 /* Multiplies the tile before `at`, and computes weights and dS of tile `at`. All products are
