@@ -38,7 +38,7 @@
 /* Whether dQ is whole with the block's share of this use. */
 FA_DEVICE bool is_whole(const pipeline *pipe, int use)
 {
-#if ROUNDING
+#if GIVES_ROOM
     return is_last_share(work_of(pipe), use);
 #else
     (void)pipe, (void)use;
@@ -47,18 +47,19 @@ FA_DEVICE bool is_whole(const pipeline *pipe, int use)
 }
 
 /* dQ of the previous tile, for the store warp or the next block. use: the number of this use of the
- * buffers; whole: see above. */
+ * buffers; whole: see above, of a variant with several buffers. */
 FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use, bool whole)
 {
     (void)whole;
 #if CHAINED
     pass_dq(pipe, c, use);
 #elif ROUNDING
-    if (!whole) {
+    const block_work *w = work_of(pipe);
+    if (!(GIVES_ROOM ? whole : is_last_share(w, use))) {
         store_dq_columns(c, use);
         return;
     }
-    if (gets_sums(work_of(pipe), use)) add_loaded_dq(c, use);
+    if (gets_sums(w, use)) add_loaded_dq(c, use);
     store_rounded_dq(c, find_dq_row(pipe, c->number), use);
 #else
     (void)pipe;
@@ -123,9 +124,11 @@ FA_DEVICE bool is_ready(const pipeline *pipe, const consumer_state *c, int count
 {
     shared_state *state = pipe->state;
     const int stage = stage_of(count), parity = parity_of(count), use = count - 1;
+    const uint32_t turn = (uint32_t)use / DQ_BUFFERS;
     return (int)ptx_mbarrier_is_over(&state->q_full[stage], parity) &
            (int)ptx_mbarrier_is_over(&state->dout_full[stage], parity) &
-           (int)ptx_mbarrier_is_over(dq_empty(state, c->number, use), dq_empty_parity(use));
+           (int)ptx_mbarrier_is_over(dq_empty(state, c->number, use),
+                                     (int)(turn & 1) ^ !GIVES_ROOM);
 }
 
 /* Multiplies the tile before `at`, and computes weights and dS of tile `at`. All products are

@@ -249,7 +249,8 @@ FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c,
         return;
     }
 #endif
-    ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), dq_empty_parity(number));
+    const uint32_t turn = (uint32_t)number / DQ_BUFFERS;
+    ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), (int)(turn & 1) ^ !GIVES_ROOM);
 }
 
 #if BIAS_TILE

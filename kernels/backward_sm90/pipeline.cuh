@@ -162,16 +162,11 @@ FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1);
  * use's buffer from the consumer's first one. */
 FA_DEVICE int dq_buffer(int use) { return (int)((uint32_t)use % DQ_BUFFERS) * CONSUMERS * DQ_PART; }
 
-/* The barrier by which a consumer acquires the buffer of a use. */
+/* The barrier by which a consumer acquires the buffer of a use. At first a buffer is free, unless store warps say so
+ * (GIVES_ROOM). */
 FA_DEVICE uint64_t *dq_empty(shared_state *state, int consumer, int use)
 {
     return &state->dq_empty[(uint32_t)use % DQ_BUFFERS][consumer];
-}
-
-/* Its parity. At first a buffer is free, unless somebody says so. */
-FA_DEVICE int dq_empty_parity(int use)
-{
-    return ((int)((uint32_t)use / DQ_BUFFERS) & 1) ^ !GIVES_ROOM;
 }
 
 /* The barrier at which a consumer arrives when it has filled the buffer of a use. Each buffer has a
