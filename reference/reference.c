@@ -290,7 +290,7 @@ static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h,
  * One row of the attention matrix: query i of head h of a batch item
  * ---------------------------------------------------------------------------------------------- */
 
-enum { SUMS = 5 };
+enum { SUMS = 7 };
 
 /* Half an epsilon of float32: the relative error of an addition to a sum. */
 #define ADDITION 0x1p-24
@@ -617,7 +617,9 @@ static void end_weight(column_sums *s)
 }
 
 /* The error that rounding the weights of the row adds. Keys of equal logits have the same weight,
- * which is rounded the same way; those that are the same memory are consecutive here. */
+ * which is rounded the same way; those that are the same memory are consecutive here. But in another
+ * key tile the weight may be relative to another maximum, and is rounded in another way: then the
+ * errors of one weight do not cancel. So the error is the larger one of both cases. */
 WITH_WIDE_VECTORS
 static void add_weights_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
                               double factor, const double *out_row, double *restrict error_row)
@@ -628,6 +630,7 @@ static void add_weights_error(const loaded *l, const ref_item *item, int64_t hea
     double *restrict magnitude = l->sums, *restrict square = magnitude + d_v;
     double *restrict px = square + d_v, last = NAN;
     column_sums sums = {d_v, px, 0, px + d_v, px + 2 * d_v, 0};
+    double *restrict each_x = px + 3 * d_v, *restrict each_square = each_x + d_v, each = 0;
     int64_t block, key_row;
     memset(l->sums, 0, (size_t)(SUMS * d_v) * sizeof *l->sums);
     for (int64_t n = 0; n < r->n_k; n++) {
@@ -644,14 +647,20 @@ static void add_weights_error(const loaded *l, const ref_item *item, int64_t hea
             magnitude[c] += p * fabs(x);
             square[c] += p * x * x;
             px[c] += p * x;
+            each_x[c] += p * p * x;
+            each_square[c] += p * x * (p * x);
             error_row[c] += tiny * fabs(x);
         }
+        each += p * p;
     }
     end_weight(&sums);
     for (int64_t c = 0; c < d_v; c++) {
         const ref_column column = {out_row[c], magnitude[c], square[c],
-                                   sums.p2,    sums.p2_x[c], sums.p2_square[c]};
-        error_row[c] += ref_weights_error(rounding, &column);
+                                   sums.p2,    sums.p2_x[c], sums.p2_square[c]},
+                         alone = {out_row[c], magnitude[c], square[c],
+                                  each,       each_x[c],    each_square[c]};
+        error_row[c] +=
+            fmax(ref_weights_error(rounding, &column), ref_weights_error(rounding, &alone));
     }
 }
 
