@@ -69,6 +69,7 @@
 #define CLEARS_AHEAD FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, 0)
 #define BIAS_TILE 0
 #define BIAS_ALONE 0
+#define LOADER_SCHEDULES 0
 
 /* Whether a warp of its own takes the turns of dQ if sums have one order (dq.cuh). At head dim 256 it
  * would make sums in any order 2% slower. */
