@@ -181,7 +181,8 @@ static double count_pairs_of_rounds(const fa_problem *p, const fa_cuda_device *d
     const double longest = (double)v->keys * (double)p->n_q * (double)p->heads_q /
                            (double)(p->heads_kv * of_heads * parts);
     const double all = (double)count_pairs(p, v->keys) * (double)p->heads_q * (double)p->batch;
-    const double rounds = (double)((blocks + running - 1) / running) * all / (double)blocks;
+    const int64_t turns = fa_cuda_count_tiles(blocks, running);
+    const double rounds = (double)turns * all / (double)blocks;
     return rounds > longest ? rounds : longest;
 }
 
