@@ -136,19 +136,36 @@ FA_DEVICE key_range find_keys_of_row(const work_tile *w, int consumer, int own)
 #endif
 }
 
+/* The keys of a consumer's first query, and of its last one. */
+FA_DEVICE key_range find_first_keys(const work_tile *w, int consumer)
+{
+#if SPLIT
+    return find_keys_of_query(w, min(consumer * queries_of_consumer(w), w->last_query));
+#else
+    return find_key_range(w, consumer * ROWS);
+#endif
+}
+
+FA_DEVICE key_range find_last_keys(const work_tile *w, int consumer)
+{
+#if SPLIT
+    return find_keys_of_query(w, min((consumer + 1) * queries_of_consumer(w) - 1, w->last_query));
+#else
+    return find_key_range(w, consumer * ROWS + ROWS - 1);
+#endif
+}
+
 /* The key tiles that a consumer needs, and which of them need no mask. */
 FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
 {
-    const int each = queries_of_consumer(w), last = last_query_of(w), first = consumer * each;
-    const key_range of_first = find_keys_of_query(w, min(first, last)),
-                    of_last = find_keys_of_query(w, min(first + each - 1, last));
-    const key_range range = {max(of_first.lo, 0), of_last.hi};
+    const key_range range = {max(find_first_keys(w, consumer).lo, 0),
+                             find_last_keys(w, consumer).hi};
     const bool some = consumer * ROWS < w->queries && range.lo < range.hi;
     w->needed[consumer] = some ? (range.hi + KEYS - 1) / KEYS : 0;
-    const int last_lo = max(of_last.lo, 0);
+    const int last_lo = max(find_last_keys(w, consumer).lo, 0);
     w->unmasked_from[consumer] = (last_lo + KEYS - 1) / KEYS;
     w->plain_from[consumer] = last_lo / KEYS + 1;
-    w->unmasked_to[consumer] = of_first.hi / KEYS;
+    w->unmasked_to[consumer] = find_first_keys(w, consumer).hi / KEYS;
 }
 
 #if SPLIT
