@@ -582,16 +582,26 @@ static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t b
     return sections_seconds(p, &s, &w, blocks);
 }
 
-static fa_cuda_split_form choose_form(const fa_problem *p, const fa_variant *v,
-                                      const fa_cuda_device *device)
+/* The fastest form, and its time. No lengths are on the device. */
+static double find_fastest_form(const fa_problem *p, const fa_variant *v,
+                                const fa_cuda_device *device, fa_cuda_split_form *form)
 {
-    if (fa_cuda_has_own_lengths(p)) return FA_CUDA_SECTIONS;
     const shape s = find_shape(p, v, &paces_of(p)->parts);
     const int64_t blocks = device->multiprocessors;
     const double shared = shared_seconds(p, v, blocks), whole = whole_seconds(p, v, blocks);
     const double parts = choose_length(&s, device).seconds;
-    if (whole < parts && whole <= shared) return FA_CUDA_WHOLE_TILES;
-    return shared < parts ? FA_CUDA_SECTIONS : FA_CUDA_PARTS;
+    *form = whole < parts && whole <= shared ? FA_CUDA_WHOLE_TILES
+            : shared < parts                 ? FA_CUDA_SECTIONS
+                                             : FA_CUDA_PARTS;
+    return fmin(parts, fmin(shared, whole));
+}
+
+static fa_cuda_split_form choose_form(const fa_problem *p, const fa_variant *v,
+                                      const fa_cuda_device *device)
+{
+    fa_cuda_split_form form = FA_CUDA_SECTIONS;
+    if (!fa_cuda_has_own_lengths(p)) (void)find_fastest_form(p, v, device, &form);
+    return form;
 }
 
 /* Batches of few and of many queries: sections are faster if there are few work tiles, because those of few queries are mostly
@@ -827,16 +837,14 @@ static bool plan_split(const fa_problem *p, const fa_cuda_device *device, fa_cud
 static double find_seconds(const fa_problem *p, const fa_cuda_device *device)
 {
     fa_cuda_plan plain;
-    const int64_t blocks = device->multiprocessors;
+    fa_cuda_split_form form;
     const fa_variant *v = find_variant(p);
     fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &plain);
     double best = INFINITY;
     if (fa_cuda_forward_sm90.plan(p, device, &plain, NULL, 0))
         best = plain_seconds(p, &plain.launches[0]);
     if (!v || refuse_split(p, NULL, 0)) return best;
-    const shape s = find_shape(p, v, &paces_of(p)->parts);
-    best = fmin(best, fmin(shared_seconds(p, v, blocks), whole_seconds(p, v, blocks)));
-    return fmin(best, choose_length(&s, device).seconds);
+    return fmin(best, find_fastest_form(p, v, device, &form));
 }
 
 /* Whether forward_sm90 is faster. Most problems have so many work tiles that the model is not needed. */

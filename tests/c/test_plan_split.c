@@ -10,42 +10,13 @@
 #include "cuda/family.h"
 #include "cuda/plan_split_sm90.h"
 #include "gpus.h"
+#include "split_problem.h"
 
 static const fa_cuda_family *const split_family = &fa_cuda_forward_split_sm90;
 
-static void set_view(fa_view *v, int64_t rows, int64_t heads, int64_t d)
-{
-    v->dtype = FA_BFLOAT16;
-    v->stride[0] = rows * heads * d;
-    v->stride[1] = heads * d;
-    v->stride[2] = d;
-    v->stride[3] = 1;
-}
-
 static fa_problem make_problem(int64_t heads, int64_t n_q, int64_t n_k, int64_t d)
 {
-    fa_problem p = {.pass = FA_PASS_FORWARD,
-                    .device = FA_DEVICE_CUDA,
-                    .batch = 1,
-                    .heads_q = heads,
-                    .heads_kv = heads,
-                    .n_q = n_q,
-                    .max_q = n_q,
-                    .n_k = n_k,
-                    .rows_q = n_q,
-                    .rows_k = n_k,
-                    .blocks_q = 1,
-                    .blocks_k = 1,
-                    .d = d,
-                    .d_v = d,
-                    .scale = 0.1f,
-                    .window_left = -1,
-                    .window_right = -1};
-    set_view(&p.q, n_q, heads, d);
-    set_view(&p.k, n_k, heads, d);
-    set_view(&p.v, n_k, heads, d);
-    set_view(&p.out, n_q, heads, d);
-    return p;
+    return make_split_problem(1, heads, heads, n_q, n_k, d);
 }
 
 static bool plan_by(const fa_cuda_family *family, const fa_problem *p, fa_cuda_plan *plan)

@@ -8,44 +8,9 @@
 #include "cuda/family.h"
 #include "cuda/plan_split_sm80.h"
 #include "gpus.h"
+#include "split_problem.h"
 
 static const fa_cuda_family *const split_family = &fa_cuda_forward_split_sm80;
-
-static void set_view(fa_view *v, int64_t rows, int64_t heads, int64_t d)
-{
-    v->dtype = FA_BFLOAT16;
-    v->stride[0] = rows * heads * d;
-    v->stride[1] = heads * d;
-    v->stride[2] = d;
-    v->stride[3] = 1;
-}
-
-static fa_problem make_problem(int64_t batch, int64_t heads, int64_t heads_kv, int64_t n_q,
-                               int64_t n_k, int64_t d)
-{
-    fa_problem p = {.pass = FA_PASS_FORWARD,
-                    .device = FA_DEVICE_CUDA,
-                    .batch = batch,
-                    .heads_q = heads,
-                    .heads_kv = heads_kv,
-                    .n_q = n_q,
-                    .max_q = n_q,
-                    .n_k = n_k,
-                    .rows_q = n_q,
-                    .rows_k = n_k,
-                    .blocks_q = batch,
-                    .blocks_k = batch,
-                    .d = d,
-                    .d_v = d,
-                    .scale = 0.1f,
-                    .window_left = -1,
-                    .window_right = -1};
-    set_view(&p.q, n_q, heads, d);
-    set_view(&p.k, n_k, heads_kv, d);
-    set_view(&p.v, n_k, heads_kv, d);
-    set_view(&p.out, n_q, heads, d);
-    return p;
-}
 
 static bool plan_on(int device, const fa_cuda_family *family, const fa_problem *p,
                     fa_cuda_plan *plan)
@@ -103,8 +68,8 @@ static void test_choice(void)
         {H200, 1, 8, 8, 64, 32768, 128, false, 0, 0},
         {T4, 1, 8, 8, 64, 32768, 128, false, 0, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_problem(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].n_q,
-                                    cases[i].n_k, cases[i].d);
+        fa_problem p = make_split_problem(cases[i].batch, cases[i].heads, cases[i].heads_kv,
+                                          cases[i].n_q, cases[i].n_k, cases[i].d);
         fa_cuda_plan plan;
         p.causal = cases[i].causal;
         CHECK(plan_on(cases[i].device, NULL, &p, &plan), "no plan");
@@ -122,7 +87,7 @@ static void test_choice(void)
 static void test_decode(void)
 {
     fa_cuda_plan plan;
-    fa_problem p = make_problem(8, 4, 1, 5, 661, 128);
+    fa_problem p = make_split_problem(8, 4, 1, 5, 661, 128);
     p.pass = FA_PASS_DECODE;
     char why[320] = "";
     const bool planned = fa_cuda_plan_make(&p, &devices[A100], NULL, &plan, why, sizeof why);
@@ -133,7 +98,7 @@ static void test_decode(void)
 static void test_lengths(void)
 {
     static const int32_t lengths[8];
-    fa_problem p = make_problem(3, 8, 2, 200, 30000, 128);
+    fa_problem p = make_split_problem(3, 8, 2, 200, 30000, 128);
     fa_cuda_plan plan;
     p.seqlens_k = lengths;
     CHECK(plan_on(A100, NULL, &p, &plan) && plan.family == split_family, "padded");
@@ -148,7 +113,7 @@ static void test_lengths(void)
 static void test_refusals(void)
 {
     static const float numbers[] = {1};
-    const fa_problem p = make_problem(1, 8, 8, 64, 32768, 128);
+    const fa_problem p = make_split_problem(1, 8, 8, 64, 32768, 128);
     fa_problem other[6];
     fa_cuda_plan plan;
     for (int i = 0; i < 6; i++) other[i] = p;
@@ -170,7 +135,7 @@ static void test_by_name(void)
 {
     char text[400];
     fa_cuda_plan plan, asked;
-    fa_problem p = make_problem(16, 16, 16, 1000, 500, 96);
+    fa_problem p = make_split_problem(16, 16, 16, 1000, 500, 96);
     CHECK(plan_on(A100, NULL, &p, &asked) && asked.family != split_family, "split");
     CHECK(plan_on(H200, fa_cuda_find_family("sm80_split"), &p, &plan) &&
               plan.family == split_family,
@@ -180,7 +145,7 @@ static void test_by_name(void)
     CHECK(strstr(text, "forward_sm80_split_d128_bf16 (query tile 128, key tile 64") &&
               strstr(text, "forward_sm80_merge_bf16 (") && strstr(text, "keys in at most "),
           "%s", text);
-    p = make_problem(1, 8, 8, 64, 32768, 128);
+    p = make_split_problem(1, 8, 8, 64, 32768, 128);
     CHECK(plan_on(A100, NULL, &p, &asked), "no plan");
     p.q.data = p.k.data = p.v.data = p.out.data = (char *)0x100000;
     CHECK(plan_on(A100, NULL, &p, &plan) && plan.workspace_bytes <= asked.workspace_bytes &&
