@@ -17,8 +17,9 @@ The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     backward-extra    grouped heads, packed lengths, other lengths, head dims and float16
     backward-options  the options, bias with its gradient, deterministic gradients
     backward-peaked   errors of gradients: head dims, masks, types, kinds of inputs
-    survey-forward, survey-backward, survey-decode, survey-few   32 random shapes each, always the same
-              ones; few: 2 to 200 queries over long keys
+    survey-forward, survey-backward, survey-decode, survey-few, survey-prompts, survey-training
+              32 random shapes each, always the same ones; few: 2 to 200 queries over long keys; prompts:
+              packed ones and chunks of longer sequences; training: gradients with groups, packed, windows
 
 The peers, if they are installed: FlashAttention-2 and cuDNN (of PyTorch), FlashAttention-3 (the
 library that --fa3 names), FlashAttention-4 (flash_attn.cute; --site names a folder of unpacked

@@ -43,8 +43,10 @@ class Cell:
 
     @property
     def options(self):
-        """The names of the options that are used, for a library's list of supported ones."""
-        used = {"packed": bool(self.lengths), "dim_v": self.dim_v != self.dim}
+        """The names of the options that are used, for a library's list of supported ones. later: the queries are
+        the last ones of a longer sequence, under a causal mask."""
+        used = {"packed": bool(self.lengths), "dim_v": self.dim_v != self.dim,
+                "later": self.causal and 1 < self.n_q < self.n_k}
         for name in OPTIONS:
             used[name] = bool(getattr(self, name))
         return [name for name, is_used in used.items() if is_used]
@@ -60,13 +62,13 @@ class Cell:
             group = "" if self.heads == self.heads_kv else f"/{self.heads_kv}"
             words.append(f"b{self.batch} h{self.heads}{group}")
         words += [] if self.dtype == "bf16" else [self.dtype]
-        words += [self.text_of(option) for option in self.options if option != "dim_v"]
+        words += [self.text_of(option) for option in self.options if option not in ("dim_v", "later")]
         words += [self.peak] if self.peak else []
         return " ".join(words)
 
     def is_usual(self):
-        return bool(self.lengths) or (self.batch == batch_of(self.n_k) and
-                                      self.heads == self.heads_kv == HIDDEN // self.dim)
+        return (bool(self.lengths) or self.batch == batch_of(self.n_k)) and (
+            self.heads == self.heads_kv == HIDDEN // self.dim)
 
     def text_of(self, option):
         value = getattr(self, option, True)
@@ -78,7 +80,7 @@ class Cell:
             {"batch": "bias per head", "heads": "bias per item", "full": "bias full"}[value])
 
     def flops(self):
-        """Useful operations: those of pairs that are not masked; causal counts as half."""
+        """Useful operations: those of pairs that are not masked; half of the last n_q * n_q ones are, if causal."""
         lengths = self.lengths or (self.n_k,) * self.batch
         n_q = self.lengths or (self.n_q,) * self.batch
         pairs = sum(map(self.pairs, n_q, lengths))
@@ -87,8 +89,9 @@ class Cell:
 
     def pairs(self, n_q, n_k):
         if 0 < self.window < n_k:
-            return self.window * (self.window + 1) / 2 + (n_k - self.window) * self.window
-        return n_q * n_k * (0.5 if self.causal else 1)
+            early = max(0, min(n_q, self.window - (n_k - n_q)))  # queries with fewer keys than the window
+            return n_q * self.window - early * (early - 1) / 2
+        return n_q * n_k - (0.5 * n_q * n_q if self.causal else 0)
 
     def kv_bytes(self):
         size = 4 if self.dtype == "fp32" else 2
@@ -252,6 +255,10 @@ def survey_shape(draw, which, dtype):
         batch, n = log_uniform(draw, 1, 32), log_uniform(draw, 500, 40000)
         return Cell(batch, heads_kv * draw.choice((1, 2, 3, 4, 4, 5, 7, 8)), heads_kv,
                     log_uniform(draw, 2, 200), n, dim, dim, False, "forward", dtype)
+    if which == "prompts":
+        return survey_prompts(draw, dtype)
+    if which == "training":
+        return survey_training(draw, dtype)
     dim = draw.choice((64, 128, 128) if which == "backward" else (64, 64, 128, 128, 96, 192, 256))
     n = log_uniform(draw, 130, 12000)
     heads = draw.choice((1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 64))
@@ -262,6 +269,45 @@ def survey_shape(draw, which, dtype):
                   which=which, dtype=dtype)
 
 
+def survey_heads(draw):
+    """Numbers of query and key heads, as models have them."""
+    heads_kv = draw.choice((1, 2, 4, 8, 8, 8, 16, 32))
+    return min(64, heads_kv * draw.choice((1, 2, 3, 4, 4, 5, 7, 8))) // heads_kv * heads_kv, heads_kv
+
+
+def survey_lengths(draw, dim, heads):
+    """Packed sequences of 6 to 128 million numbers of the result together."""
+    most = log_uniform(draw, 6 << 20, 128 << 20) // (dim * heads)
+    shortest, longest = log_uniform(draw, 16, 300), log_uniform(draw, 400, 8000)
+    return log_uniform_lengths(max(1000, most), shortest, longest, seed=draw.random())
+
+
+def survey_prompts(draw, dtype):
+    """Prompts: packed ones, or chunks of longer sequences."""
+    (heads, heads_kv), dim = survey_heads(draw), draw.choice((64, 128, 128, 128, 256, 96, 80, 192))
+    window = log_uniform(draw, 100, 5000) if draw.random() < 0.25 else 0
+    made = dict(dtype=dtype, window=window)
+    if draw.random() < 0.5:
+        lengths = survey_lengths(draw, dim, heads)
+        return Cell(1, heads, heads_kv, sum(lengths), sum(lengths), dim, dim, True, lengths=lengths, **made)
+    n_q, before = log_uniform(draw, 2, 4000), log_uniform(draw, 200, 30000)
+    batch = max(1, log_uniform(draw, 1 << 20, 32 << 20) // (n_q * heads * dim))
+    return Cell(min(batch, 64), heads, heads_kv, n_q, n_q + before, dim, dim, True, **made)
+
+
+def survey_training(draw, dtype):
+    """Gradients: grouped heads, packed sequences, windows, other head dims."""
+    (heads, heads_kv), dim = survey_heads(draw), draw.choice((64, 128, 128, 128, 256, 96, 192))
+    window = log_uniform(draw, 100, 3000) if draw.random() < 0.3 else 0
+    made = dict(dtype=dtype, window=window, which="backward")
+    if draw.random() < 0.4:
+        lengths = survey_lengths(draw, dim, heads)
+        return Cell(1, heads, heads_kv, sum(lengths), sum(lengths), dim, dim, True, lengths=lengths, **made)
+    n = log_uniform(draw, 130, 12000)
+    batch = max(1, log_uniform(draw, 3 << 20, 64 << 20) // (n * heads * dim))
+    return shaped(batch, heads, n, dim, window > 0 or draw.random() < 0.8, heads_kv, **made)
+
+
 def survey_cells(which, dtype, count=32, most_bytes=6e9):
     """The same shapes each time. Gradients have head dims 64 and 128 and one key head for each query
     head, because FlashAttention-4 compiles a kernel for each of the others."""
@@ -269,7 +315,7 @@ def survey_cells(which, dtype, count=32, most_bytes=6e9):
     while len(found) < count:
         cell = survey_shape(draw, which, dtype)
         size = 2 * cell.batch * cell.heads * cell.n_q * cell.dim + cell.kv_bytes()
-        if size * (1 if which in ("decode", "few") else 20) < most_bytes:
+        if size * (1 if which in ("decode", "few", "prompts") else 20) < most_bytes:
             found[cell.name] = cell
     return found.values()
 
@@ -376,7 +422,9 @@ CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
              "survey-forward": lambda dtype: survey_cells("forward", dtype),
              "survey-backward": lambda dtype: survey_cells("backward", dtype),
              "survey-decode": lambda dtype: survey_cells("decode", dtype),
-             "survey-few": lambda dtype: survey_cells("few", dtype)}
+             "survey-few": lambda dtype: survey_cells("few", dtype),
+             "survey-prompts": lambda dtype: survey_cells("prompts", dtype),
+             "survey-training": lambda dtype: survey_cells("training", dtype)}
 CPU_SETS = {"main": small_cells, "options": small_options,
             "backward": lambda dtype: small_cells(dtype, "backward"),
             "backward-extra": small_backward_extra,

@@ -27,7 +27,7 @@ import flashattn_ctypes as fa
 from peers_cells import OPTIONS
 from peers_exact import OFFSET, SEED
 
-ALL_OPTIONS = ("packed", "dim_v", *OPTIONS)
+ALL_OPTIONS = ("packed", "dim_v", "later", *OPTIONS)
 
 
 def first_line(error):
@@ -333,7 +333,7 @@ class Fa2(Direct):
 
     def __init__(self):
         super().__init__("fa2", "FLASH_ATTENTION",
-                         ("packed", "window", "alibi", "dropout", "deterministic"))
+                         ("packed", "later", "window", "alibi", "dropout", "deterministic"))
 
     def attend(self, q, k, v, cell, inputs):
         if not set(cell.options) - {"dropout"}:
@@ -477,7 +477,7 @@ class Flex(Backend):
 class Fa3(Backend):
     """FlashAttention-3's forward for packed sequences, as vLLM builds it (0.22.1)."""
 
-    takes = ("packed", "dim_v", "window", "softcap", "sinks")
+    takes = ("packed", "dim_v", "later", "window", "softcap", "sinks")
 
     def __init__(self, path):
         super().__init__("fa3")
@@ -518,7 +518,7 @@ class Fa4(Backend):
     """FlashAttention-4 in CuTe DSL (flash-attn-4). It compiles a kernel at its first use; its cache
     on disk (FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1) keeps them for other processes."""
 
-    takes = ("packed", "dim_v", "window", "softcap", "alibi", "sinks", "deterministic")
+    takes = ("packed", "dim_v", "later", "window", "softcap", "alibi", "sinks", "deterministic")
     compiles = True
 
     def __init__(self):

@@ -71,12 +71,33 @@ static int dispatch(int argc, char **argv)
     return CLI_FINE;
 }
 
+extern char **environ;
+
+/* A misspelled variable would have no effect, and nobody would know. */
+static void warn_of_unknown_variables(void)
+{
+    static const char *const read[] = {"FA_CPU_ISA", "FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL", "FA_CUDA_DRIVER"};
+    for (char **entry = environ; entry && *entry; entry++) {
+        if (strncmp(*entry, "FA_CPU_", 7) != 0 && strncmp(*entry, "FA_CUDA_", 8) != 0) continue;
+        const int length = (int)strcspn(*entry, "=");
+        bool known = false;
+        for (int i = 0; i < CLI_COUNT(read); i++)
+            known = known || (strlen(read[i]) == (size_t)length && strncmp(*entry, read[i], (size_t)length) == 0);
+        if (!known)
+            fprintf(stderr,
+                    "flashattn: warning: the environment variable %.*s is not read; expected FA_CPU_ISA, "
+                    "FA_CUDA_KERNEL, FA_CUDA_BACKWARD_KERNEL or FA_CUDA_DRIVER\n",
+                    length, *entry);
+    }
+}
+
 /* If output could not be written (for example because a disk is full), the command must fail.
  * Beyond the limit of a file's size (ulimit -f), writing must fail in the same way, and not end the
  * command by a signal. */
 int main(int argc, char **argv)
 {
     signal(SIGXFSZ, SIG_IGN);
+    warn_of_unknown_variables();
     int code = dispatch(argc, argv);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         cli_error("standard output could not be written in full");

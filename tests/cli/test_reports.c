@@ -109,6 +109,16 @@ static void test_info(void)
     unsetenv("FA_CPU_ISA");
 }
 
+static void test_unknown_variables(void)
+{
+    setenv("FA_CUDA_FORWARD_KERNEL", "sm90", 1);
+    const outcome *o = RUN("--version");
+    CHECK(o->code == 0 && strstr(o->err, "FA_CUDA_FORWARD_KERNEL is not read; expected FA_CPU_ISA"),
+          "code %d, \"%s\"", o->code, o->err);
+    unsetenv("FA_CUDA_FORWARD_KERNEL");
+    EXPECT_FINE("--version");
+}
+
 /* For each dtype a rate, its share of a peak, and the kernel. */
 static void check_headlines(const char *text)
 {
@@ -185,6 +195,7 @@ int main(int argc, char **argv)
     test_bench();
     test_bench_decode();
     test_info();
+    test_unknown_variables();
     test_job();
     test_progress();
     test_full_disk();
