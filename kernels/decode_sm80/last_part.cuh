@@ -19,7 +19,7 @@ FA_DEVICE void count_part(const fa_decode_params *d, const fa_work *w, int *last
 {
     __syncthreads();
     if (ptx_thread_id() != THREADS - 32) return;
-    const int64_t counter = (int64_t)d->counters * FA_DECODE_COUNTERS + w->task;
+    const int64_t counter = (int64_t)d->counters * FA_DECODE_COUNTERS + w->task - d->whole;
     const uint32_t end = (uint32_t)w->parts - 1;
     *last = ptx_counter_turn(&part_counters[counter], end) == end;
 }

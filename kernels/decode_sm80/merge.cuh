@@ -246,7 +246,7 @@ FA_DEVICE int64_t part_floats(const fa_decode_params *d)
 
 FA_DEVICE float *find_part(const fa_decode_params *d, const fa_work *w, int part)
 {
-    return d->sums + (w->task * d->parts + part) * part_floats(d);
+    return d->sums + ((w->task - d->whole) * d->parts + part) * part_floats(d);
 }
 
 #endif

@@ -122,8 +122,9 @@ FA_DEVICE fa_work describe_work(const fa_decode_params *d, const fa_decode_divis
 {
     const fa_attention_params *p = &d->attention;
     fa_work w;
-    w.part = (int)DIVIDE(number, p->tasks, tasks);
-    w.task = number - w.part * p->tasks;
+    const int64_t cut = p->tasks - d->whole, n = number - d->whole;
+    w.part = n < 0 ? 0 : (int)DIVIDE(n, cut, tasks);
+    w.task = number - w.part * cut;
     locate(d, by, w.task, &w);
     w.k = first_row(d, &p->k, &w.tile);
     w.v = first_row(d, &p->v, &w.tile);
@@ -148,6 +149,7 @@ FA_DEVICE fa_work describe_work(const fa_decode_params *d, const fa_decode_divis
 #endif
     const int all = w.tiles + d->parts - 1;
     w.per_part = max(d->least, by ? (int)fa_divide_by(all, by->parts) : all / d->parts);
+    if (w.task < d->whole) w.per_part = w.tiles;
     w.parts = (w.tiles + w.per_part - 1) / w.per_part;
     return w;
 }

@@ -164,5 +164,6 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     /* Blocks that merge the same work tile are numbered like its parts. */
     const int begin = w->part * THREADS;
     const merged_columns own = find_columns(&d, w, begin + thread_id());
-    merge_parts(&d, w, begin, (int)gridDim.x / (int)d.attention.tasks * THREADS, &own);
+    const int turns = ((int)gridDim.x - d.whole) / ((int)d.attention.tasks - d.whole);
+    merge_parts(&d, w, begin, turns * THREADS, &own);
 }

@@ -296,6 +296,7 @@ typedef struct cut {
     int64_t parts;
     int blocks;
     double cost;
+    int64_t whole; /* the first work tiles, which are not cut */
 } cut;
 
 /* What is cut. */
@@ -306,6 +307,7 @@ typedef struct keys_to_cut {
     int multiprocessors;
     int64_t merge_turns; /* of a block of decode_sm90 */
     bool grows; /* a block has as much more on its way as there are fewer of a multiprocessor */
+    bool in_order; /* blocks are numbered like work tiles that all have keys: the first ones can stay whole */
 } keys_to_cut;
 
 /* The time for a number of parts with a number of blocks on each multiprocessor. */
@@ -329,7 +331,7 @@ static void try_cuts(const keys_to_cut *k, int blocks, cut *best)
         const int64_t fitting = clamp_parts(rounds * room / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double cost = cost_of(k, parts, blocks);
-        if (cost < best->cost) *best = (cut){parts, blocks, cost};
+        if (cost < best->cost) *best = (cut){parts, blocks, cost, 0};
     }
 }
 
@@ -490,7 +492,7 @@ static const double device_rate = 4700.0, pair_rate = 76.0;
  * of work tiles (20 to 520), six kernels and three numbers of keys on an H200, the parts that this chooses take 1.016 times as long as the
  * best of up to 15 others in the geometric mean (8 bits: 1.027); the rule before it 1.106 (1.062), and up to 1.65.
  */
-static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t parts)
+static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t whole, int64_t parts)
 {
     enum {
         ROUND_NS = 2000,
@@ -503,14 +505,14 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t parts
     const double loaded = 0.2;   /* more time for a tile, where each multiprocessor has a block, */
     const double together = 0.3; /* and where each has two, if memory is not the limit */
     const int64_t multiprocessors = k->multiprocessors, room = BLOCKS_TOGETHER * multiprocessors;
-    const int64_t blocks = k->tasks * parts, full = blocks / room, left = blocks % room;
-    const int64_t tiles = fa_cuda_count_tiles(fa_cuda_count_tiles(k->keys, v->keys), parts);
+    const int64_t blocks = (k->tasks - whole) * parts, full = blocks / room, left = blocks % room;
+    const int64_t all = fa_cuda_count_tiles(k->keys, v->keys), tiles = fa_cuda_count_tiles(all, parts);
     const double bytes = (double)k->key_bytes * v->keys, alone = tile_ns_alone(v);
     const double of_full = fmax((double)room * bytes / device_rate, alone * (1.0 + together));
     const bool many_rows = has_many_rows(v);
     const double share = (double)left / (double)room;
     double of_left = 0.0;
-    if (left > 0 && full > 0) {
+    if (left > 0 && full + whole > 0) {
         of_left = alone + (of_full - alone) * share;
     } else if (left > 0) {
         const int of_pair = 2 * left <= multiprocessors ? 1 : left <= multiprocessors ? 2 : 4;
@@ -518,12 +520,26 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t parts
         of_left = fmax(fmax(of_one, of_full * share), of_pair * bytes / pair_rate);
     }
     double ns = (double)tiles * ((double)full * of_full + of_left);
-    ns += (double)((full + (left > 0)) * (many_rows ? ROUND_NS_MANY_ROWS : ROUND_NS));
+    ns += (double)(all * whole) / (double)room * of_full;
+    ns += (double)((whole / room + full + (left > 0)) * (many_rows ? ROUND_NS_MANY_ROWS : ROUND_NS));
     if (parts == 1) return ns;
     ns += (double)(k->merge_turns > 1 ? LAUNCH_NS : LAST_BLOCK_NS);
     ns += (double)(TURN_NS * fa_cuda_count_tiles(parts, FEW_PARTS));
     if (many_rows) ns += (double)(SUMS_NS * blocks) / (double)room;
     return ns;
+}
+
+/* Leaves whole rounds of work tiles whole, and cuts the others: then the last blocks end at about the same time. */
+static void try_whole_rounds(const keys_to_cut *k, const fa_variant *v, cut *best)
+{
+    static const int few[] = {2, 3, 4, 6, 8};
+    const int64_t room = (int64_t)BLOCKS_TOGETHER * k->multiprocessors;
+    for (int64_t whole = room; whole < k->tasks; whole += room)
+        for (size_t i = 0; i < sizeof few / sizeof few[0]; i++) {
+            const int64_t parts = clamp_parts(few[i], k->most);
+            const double ns = rounds_ns(k, v, whole, parts);
+            if (parts == few[i] && ns < best->cost) *best = (cut){parts, BLOCKS_TOGETHER, ns, whole};
+        }
 }
 
 /* Cuts for many work tiles of decode_sm90: parts whose blocks just fill a block for each pair of multiprocessors, for each of them,
@@ -532,13 +548,14 @@ static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, bool di
 {
     /* Blocks for each two multiprocessors. */
     static const int wanted[] = {0, 1, 2, 4, 8, 12, 16, 20, 24};
-    cut best = {1, BLOCKS_TOGETHER, INFINITY};
+    cut best = {1, BLOCKS_TOGETHER, INFINITY, 0};
     for (size_t i = differ ? 3 : 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         const int64_t fitting = clamp_parts(wanted[i] * k->multiprocessors / 2 / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
-        const double ns = rounds_ns(k, v, parts);
-        if (ns < best.cost) best = (cut){parts, BLOCKS_TOGETHER, ns};
+        const double ns = rounds_ns(k, v, 0, parts);
+        if (ns < best.cost) best = (cut){parts, BLOCKS_TOGETHER, ns, 0};
     }
+    if (k->in_order && k->fewest == 1) try_whole_rounds(k, v, &best);
     return best;
 }
 
@@ -550,7 +567,7 @@ static bool find_cut_of_many_rows(const keys_to_cut *k, const fa_variant *v, cut
     enum { LEAST_ROWS = 32, LEAST_TILES = 2 };
     const int64_t parts = clamp_parts(BLOCKS_TOGETHER * k->multiprocessors / k->tasks, k->most);
     if (v->group_rows < LEAST_ROWS || k->keys < LEAST_TILES * parts * v->keys) return false;
-    *found = (cut){parts, BLOCKS_TOGETHER, 0.0};
+    *found = (cut){parts, BLOCKS_TOGETHER, 0.0, 0};
     return true;
 }
 
@@ -563,7 +580,7 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 {
     const int64_t most = clamp_parts(k->multiprocessors / k->tasks, k->most);
     const int64_t alone = v->head_dim >= WIDE ? FULL_RATE_BLOCKS_WIDE : FULL_RATE_BLOCKS;
-    cut best = {1, 1, INFINITY};
+    cut best = {1, 1, INFINITY, 0};
     if (find_cut_of_many_rows(k, v, &best)) return best;
     for (int64_t parts = k->fewest < most ? k->fewest : most; parts <= most; parts++) {
         if (parts > FEW_PARTS && parts % FEW_PARTS != 0 && parts < most) continue;
@@ -571,7 +588,7 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
         const int64_t merges = parts > 1 ? fa_cuda_count_tiles(parts, FEW_PARTS) : 0;
         const double bytes = (double)k->keys / (double)parts * (double)k->key_bytes;
         const double cost = (double)blocks * bytes + (double)(merges * MERGE_BYTES);
-        if (cost <= best.cost) best = (cut){parts, 1, cost};
+        if (cost <= best.cost) best = (cut){parts, 1, cost, 0};
     }
     return best;
 }
@@ -592,8 +609,9 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                      .key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v)),
                      .multiprocessors = device->multiprocessors,
                      .merge_turns = is_sm90(v) ? count_merge_turns(l) : 1,
-                     .grows = is_sm90(v)};
-    cut best = {1, fitting, INFINITY};
+                     .grows = is_sm90(v),
+                     .in_order = tasks == l->tasks && (!p->cu_seqlens_q || l->decode.most_queries)};
+    cut best = {1, fitting, INFINITY, 0};
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX);
     if (p->batch_invariant || tasks == 0) return best;
@@ -612,19 +630,20 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     return best;
 }
 
-void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
+void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t whole, int64_t parts, int64_t least)
 {
     const fa_variant *v = &fa_variants[l->variant];
     const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
+    l->decode.whole = (int32_t)whole;
     l->decode.parts = (int32_t)parts;
     l->decode.least = (int32_t)at_least_one(least / block_keys(v));
-    l->grid = fa_cuda_grid(l->tasks * parts);
+    l->grid = fa_cuda_grid(whole + (l->tasks - whole) * parts);
     if (l->decode.blocks > 0 && l->grid > (uint32_t)l->decode.blocks)
         l->grid = (uint32_t)l->decode.blocks;
     l->workspace_bytes = 0;
     if (parts > 1)
         l->workspace_bytes =
-            (size_t)l->tasks * (size_t)parts * rows * row_floats(v) * sizeof(float);
+            (size_t)(l->tasks - whole) * (size_t)parts * rows * row_floats(v) * sizeof(float);
 }
 
 /* Whether rows of 8-bit elements are whole groups of 16 bytes. */
@@ -648,6 +667,7 @@ void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l
     params->heads = l->decode.heads;
     params->queries = l->decode.queries;
     params->chunks = l->decode.chunks;
+    params->whole = l->decode.whole;
     params->parts = l->decode.parts;
     params->least = l->decode.least;
     params->most_queries = l->decode.most_queries;
@@ -661,7 +681,7 @@ void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l
 fa_decode_divisors fa_cuda_decode_divisors(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     const int64_t units = p->heads_kv * l->decode.chunks;
-    return (fa_decode_divisors){.tasks = fa_reciprocal_of(l->tasks),
+    return (fa_decode_divisors){.tasks = fa_reciprocal_of(l->tasks - l->decode.whole),
                                 .tiles = fa_reciprocal_of(l->tiles),
                                 .units = fa_reciprocal_of(units),
                                 .chunks = fa_reciprocal_of(l->decode.chunks),
@@ -676,7 +696,8 @@ fa_cuda_plan_launch fa_cuda_decode_merge_launch(const fa_cuda_plan_launch *l)
     const fa_variant *v = &fa_variants[l->variant];
     fa_cuda_plan_launch merge = *l;
     if (is_persistent(v)) return merge;
-    merge.grid = fa_cuda_grid(l->tasks * (merges_in_turns(v) ? count_merge_turns(l) : 1));
+    const int64_t turns = merges_in_turns(v) ? count_merge_turns(l) : 1;
+    merge.grid = fa_cuda_grid(l->decode.whole + (l->tasks - l->decode.whole) * turns);
     if (merges_in_turns(v)) merge.smem_bytes = 0;
     return merge;
 }
@@ -712,7 +733,7 @@ bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_
     fa_cuda_counter counters = {-1, NULL};
     if (!merges && !is_persistent(v))
         return queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, 0, fault);
-    if (!l->decode.merges_apart && (!merges || l->tasks <= most_counted(v)))
+    if (!l->decode.merges_apart && (!merges || l->tasks - l->decode.whole <= most_counted(v)))
         counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
     const bool counted = counters.number >= 0 && counters.number < count_sets(v);
     const int32_t set = counted ? counters.number : -1;
@@ -799,10 +820,11 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);
         if (needed < blocks) blocks = (int)needed;
-        l->decode.stages = choose_stages(device, v, blocks, count_keys(p, l) / found.parts);
+        const int64_t of_most = found.whole > 0 ? 1 : found.parts;
+        l->decode.stages = choose_stages(device, v, blocks, count_keys(p, l) / of_most);
     }
     l->smem_bytes = smem_for(device, v, blocks);
-    fa_cuda_cut_decode(l, found.parts, least_of_parts(p, v, tasks, found.parts, device));
+    fa_cuda_cut_decode(l, found.whole, found.parts, least_of_parts(p, v, tasks, found.parts, device));
     plan->workspace_bytes = l->workspace_bytes;
     return true;
 }
@@ -908,7 +930,7 @@ static double decode_sm90_seconds(const fa_problem *p, const fa_cuda_device *dev
                            .key_bytes = 2 * (p->d + p->d_v),
                            .multiprocessors = device->multiprocessors,
                            .merge_turns = count_merge_turns(l)};
-    return 1e-9 * rounds_ns(&k, &fa_variants[l->variant], l->decode.parts);
+    return 1e-9 * rounds_ns(&k, &fa_variants[l->variant], l->decode.whole, l->decode.parts);
 }
 
 /* Whether there are more rows than the other kernels leave to this one, and these are faster. */

@@ -60,8 +60,9 @@ bool fa_cuda_add_decode(const fa_problem *problem, const fa_variant *variant, in
                         fa_cuda_queue_function *queue, const fa_cuda_device *device,
                         fa_cuda_plan *plan, char *why, size_t size);
 
-/* Cuts keys into at most this many parts, of at least this many keys. Sets the grid and the workspace. */
-void fa_cuda_cut_decode(fa_cuda_plan_launch *launch, int64_t parts, int64_t least);
+/* Leaves the first work tiles whole, and cuts the keys of the others into at most this many parts, of at least this many
+ * keys. Sets the grid and the workspace. */
+void fa_cuda_cut_decode(fa_cuda_plan_launch *launch, int64_t whole, int64_t parts, int64_t least);
 
 /* Queues the launch, or two. more: the kernel's second parameter, or NULL. */
 bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *launch,

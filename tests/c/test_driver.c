@@ -559,7 +559,7 @@ static int count_launches(const fa_problem *p, const fa_cuda_family *family, voi
     if (!fa_cuda_plan_make(p, &devices[H200], family, &plan, why, sizeof why) ||
         plan.family != family)
         return -1;
-    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    fa_cuda_cut_decode(&plan.launches[0], 0, parts, 1);
     const int before = record->launches;
     void *const kernels[FA_CUDA_LAUNCHES] = {kernel, kernel};
     if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;

@@ -119,7 +119,7 @@ static void run_scaled(scaled *s, int64_t parts)
     CHECK(fa_cuda_plan_make(&p, &devices[H200], &FAMILY, &plan, why, sizeof why) &&
               plan.family == &FAMILY,
           "%s", why);
-    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    fa_cuda_cut_decode(&plan.launches[0], 0, parts, 1);
     CHECK(run_plan(&m, &p, &plan.launches[0]), "memory beside the workspace was written");
 }
 

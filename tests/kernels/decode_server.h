@@ -127,7 +127,7 @@ static fa_cuda_plan_launch make_launch(server *s, int64_t parts)
     CHECK(fa_cuda_plan_make(&s->problem, &devices[H200], &FAMILY, &plan, why, sizeof why) &&
               plan.family == &FAMILY,
           "%s", why);
-    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    fa_cuda_cut_decode(&plan.launches[0], 0, parts, 1);
     return plan.launches[0];
 }
 

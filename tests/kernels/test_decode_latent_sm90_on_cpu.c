@@ -135,7 +135,7 @@ static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
 {
     static const int64_t parts[] = {1, 2, 3, 128, 0, 5, 1};
     const int64_t count = parts[number % 7];
-    if (count > 0) fa_cuda_cut_decode(l, count, 1);
+    if (count > 0) fa_cuda_cut_decode(l, 0, count, 1);
     choose_cluster(l);
 }
 
@@ -319,7 +319,7 @@ static fa_cuda_plan_launch make_launch(server *s, int64_t parts)
     CHECK(fa_cuda_plan_make(&s->problem, &devices[H200], &fa_cuda_decode_latent_sm90, &plan, why,
                             sizeof why),
           "%s", why);
-    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    fa_cuda_cut_decode(&plan.launches[0], 0, parts, 1);
     choose_cluster(&plan.launches[0]);
     return plan.launches[0];
 }

@@ -122,7 +122,7 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     fa_cuda_plan_launch few = plan.launches[0], many = *l;
     few.decode.most_queries = (int32_t)(1 + m->number % 3);
     many.fewest_queries = few.decode.most_queries + 1;
-    fa_cuda_cut_decode(&few, l->decode.parts, 1);
+    fa_cuda_cut_decode(&few, 0, l->decode.parts, 1);
     mixed++;
     const bool two_launches = m->two_launches;
     m->two_launches |= few.tasks > FA_DECODE_COUNTERS;
@@ -142,8 +142,8 @@ static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
 {
     static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17};
     const int64_t count = parts[number % 7];
-    if (count > 0) fa_cuda_cut_decode(l, count, 1);
-    if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
+    if (count > 0) fa_cuda_cut_decode(l, 0, count, 1);
+    if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 0, 1, 1);
 }
 
 static fa_status plan_call(const random_call *call, fa_problem *p, fa_cuda_plan *plan,

@@ -134,7 +134,7 @@ static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_la
     l->smem_bytes = (uint32_t)fa_cuda_decode_sm90_smem(v, v->stages);
     l->decode.stages = v->stages;
     l->decode.blocks = (int32_t)(1 + number % 7);
-    fa_cuda_cut_decode(l, l->decode.parts, (int64_t)l->decode.least * v->keys);
+    fa_cuda_cut_decode(l, 0, l->decode.parts, (int64_t)l->decode.least * v->keys);
 }
 
 /* False if memory outside the workspace was written. */
@@ -157,13 +157,14 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *plann
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* The minimum is one key tile in a part. */
+/* The minimum is one key tile in a part. In a third of the problems some work tiles stay whole. */
 static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
 {
     static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17};
-    const int64_t count = parts[number % 7];
-    if (count > 0) fa_cuda_cut_decode(l, count, 1);
-    if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
+    const int64_t count = parts[number % 7], few = number % 3 == 1 ? number / 3 % 6 : 0;
+    const int64_t whole = few < l->tasks ? few : l->tasks - 1;
+    if (count > 0) fa_cuda_cut_decode(l, l->tasks > 0 ? whole : 0, count, 1);
+    if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 0, 1, 1);
 }
 
 /* The launch for the sequences with few queries; false if there is none. */
@@ -184,7 +185,7 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     fa_cuda_plan_launch few = plan.launches[0], many = *l;
     few.decode.most_queries = (int32_t)(1 + m->number % 3);
     many.fewest_queries = few.decode.most_queries + 1;
-    fa_cuda_cut_decode(&few, few.tasks > FA_DECODE_SM90_COUNTERS ? 1 : l->decode.parts, 1);
+    fa_cuda_cut_decode(&few, 0, few.tasks > FA_DECODE_SM90_COUNTERS ? 1 : l->decode.parts, 1);
     mixed++;
     const bool right = few.idle || run_plan(m, p, &few);
     return run_plan(m, p, &many) && right; /* both run in any case */
