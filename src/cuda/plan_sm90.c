@@ -111,7 +111,7 @@ static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more, const fa_cuda_device *device)
 {
     if (!is_float32(fewer) && fewer->head_dim > 64) return has_better_key_tiles(p, fewer, more);
-    if (p->cu_seqlens_q) return false;
+    if (p->cu_seqlens_q) return !is_float32(fewer); /* smaller tiles have the dynamic schedule */
     if (!is_float32(fewer) && !p->batch_invariant && fits_one_round(p, more, device) &&
         !fits_one_round(p, fewer, device))
         return false;
@@ -263,9 +263,9 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
 
 /* How many of the last heads are in no pairs, if they have so many work tiles at least. With an odd number of work tiles
  * the other heads are an even number. */
-static int64_t count_last_heads(const fa_problem *p, const fa_cuda_plan_launch *l, int64_t tasks)
+static int64_t count_last_heads(const fa_cuda_plan_launch *l, int64_t tasks)
 {
-    const int64_t heads = count_heads(p), last = (tasks + l->tiles - 1) / l->tiles;
+    const int64_t heads = l->tasks / l->tiles, last = (tasks + l->tiles - 1) / l->tiles;
     if (last >= heads) return heads;
     return last + (l->tiles & (heads - last) & 1);
 }
@@ -279,7 +279,7 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
     const double enough = 64 * 128 * 64; /* key tiles times queries times columns, of a block */
     const int64_t heads = count_heads(p), blocks = l->grid;
     if (!wants_balance(p, l)) return 0;
-    const int64_t balanced = count_last_heads(p, l, 2 * blocks);
+    const int64_t balanced = count_last_heads(l, 2 * blocks);
     const int64_t pairs = count_pairs(heads - balanced, l->tiles);
     const fa_variant *v = &fa_variants[l->variant];
     const int64_t key_tiles = fa_cuda_count_tiles((l->tiles + 1) * count_queries(v), v->keys);
@@ -300,21 +300,36 @@ static int64_t count_alternating_heads(const fa_problem *p, const fa_cuda_plan_l
     if (100 * pairs > 96 * fa_cuda_count_tiles(pairs, blocks) * blocks) return 0;
     const int64_t paired_rounds = tasks / (2 * blocks) - 1;
     if (paired_rounds < 1) return count_heads(p);
-    return count_last_heads(p, l, tasks - 2 * blocks * paired_rounds);
+    return count_last_heads(l, tasks - 2 * blocks * paired_rounds);
 }
 
 /* Whether the schedule is dynamic: if rows are so short that memory limits the rate, because multiprocessors get unequal
  * shares of memory's rate (on an H200, 8192 rows of 128 at head dim 128: with equal shares of the work the first block
  * ended after 196 us, the last after 290). Under a causal mask it also lets the work tiles of a head run at the same time
  * (256 heads of 384 rows at head dim 256: 77.6 us in alternation, 71.7 dynamic; 456 of 640: 242, 244; 64 of 2,048: 248,
- * 413). */
+ * 413). And if lengths are on the device: then nobody knows equal shares (H200, us, packed, a block for some work tiles and dynamic:
+ * 7 sequences of 53 to 608 rows, 64/16 heads 80, 52; 82 of 195 on average 492, 427; 8 chunks of 2k behind 6k and 8 decodes in pages
+ * 3,421, 3,205; without a mask 29 sequences of up to 354 rows, 24/8 heads 75, 56, but 9 of up to 2,542, 16 heads of 256, 290, 312). */
 static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int options)
 {
-    const int64_t short_row = p->causal && p->d > 128 ? 384 : 256;
-    if (options || l->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
+    const int64_t short_row = p->causal && p->d > 128 ? 384 : 256, long_row = 2048;
     const fa_variant *v = &fa_variants[l->variant];
     if (is_float32(v) || !FA_SM90_HAS_DYNAMIC(v->consumers, v->head_dim)) return false;
-    return p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid && l->tasks < INT32_MAX;
+    if (l->cluster > 1 || v->options & (FA_SM90_BIAS | FA_SM90_BY_ROWS) || l->tasks >= INT32_MAX)
+        return false;
+    if (fa_cuda_has_own_lengths(p)) return p->causal || p->d <= 128 || p->max_q < long_row;
+    return !options && p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid;
+}
+
+/* The number of heads whose longest work tiles are taken first: all of them if lengths are on the device, because many work tiles
+ * are short, and at the end of a head few are long (H200, us, the last 264 work tiles and all: 4 sequences of 135 to 2,129 rows,
+ * 64/32 heads 203, 189; one of 4,016, 48/16 heads of 80, 260, 240; 17 of up to 8k, 16 heads 1,012, 965). Not beside decode, which
+ * reads other keys (60 decodes at 8k and 4 chunks of 2,048 1,716, 1,931). */
+static int64_t count_heads_by_length(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                     int64_t takers)
+{
+    const bool beside = fa_variants[l->variant].beside;
+    return count_last_heads(l, fa_cuda_has_own_lengths(p) && !beside ? l->tasks : 2 * takers);
 }
 
 /* ---- The launch ------------------------------------------------------------------------------ */
@@ -329,11 +344,12 @@ void fa_cuda_set_sm90_order(const fa_problem *p, const fa_cuda_plan_launch *l,
     params->balanced_heads = params->alternating_heads = 0;
     params->counter = -1; /* the launch may give it one */
     params->by_pairs = fa_reciprocal_of(1);
-    if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks || l->tasks > INT32_MAX) return;
+    if (!p->causal || l->tiles == 1 || takers >= l->tasks || l->tasks > INT32_MAX) return;
     if (l->sm90.dynamic) {
-        params->alternating_heads = (int32_t)count_last_heads(p, l, 2 * takers);
+        params->alternating_heads = (int32_t)count_heads_by_length(p, l, takers);
         return;
     }
+    if (!may_pair(p)) return;
     params->by_pairs = fa_reciprocal_of(l->tiles % 2 ? l->tiles : l->tiles / 2);
     params->task_kind = FA_SM90_CAUSAL_PAIRS;
     const int64_t balanced = count_balanced_heads(p, l);
@@ -423,6 +439,8 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
     fa_cuda_set_query_tasks(p, count_queries(v), l);
     l->grid = count_blocks(p, device, l);
     l->sm90.dynamic = wants_dynamic(p, l, options);
+    if (l->sm90.dynamic && l->grid > (uint32_t)device->multiprocessors)
+        l->grid = (uint32_t)device->multiprocessors; /* blocks stay */
     return true;
 }
 

@@ -40,15 +40,18 @@ static const paces many_queries = {.plain = {2.0e-6, 1.5e-6, {550e12, 650e12, 65
                                    .whole = {2.0e-6, 1.5e-6, {550e12, 650e12, 650e12}},
                                    .sections = {9.5e-6, 4.5e-6, {500e12, 600e12, 600e12}}};
 
-/* Sections if lengths are on the device, by those of long rows. */
+/* Sections if lengths are on the device, by those of long rows; and by 71 packed batches of short and long ones without a cache, of 1
+ * to 259 sequences: with these numbers the choice between sections and the dynamic schedule takes 1.004 times as long as the
+ * better one in the geometric mean (H200, 16 bits, groups of 1 to 8 heads). */
 static const pace lengths_pace = {9.5e-6, 1.5e-6, {550e12, 650e12, 650e12}};
+static const pace packed_pace = {12e-6, 2e-6, {550e12, 650e12, 650e12}};
 
 static const double device_multiprocessors = 132; /* with which the device reaches these rates */
 static const double memory_rate = 4.3e12;         /* bytes a second, of keys and values, */
 static const double sums_rate = 4.5e12;           /* and of sums that are stored and loaded */
 
-/* Of a task whose block the hardware starts when another one has ended, besides its key tiles. */
-static const double block_seconds = 5e-6;
+/* Of a task besides its key tiles: of one whose block the hardware starts when another one has ended, and in the dynamic schedule. */
+static const double block_seconds = 5e-6, taken_seconds = 1e-6;
 
 /* The model must be so many times as fast with split keys, or with heads that share query tiles: it is not exact. */
 static const double least_gain = 1.02, least_gain_for_many = 1.1;
@@ -56,7 +59,7 @@ static const double least_gain = 1.02, least_gain_for_many = 1.1;
 /* The same if lengths are on the device: they may be shorter than they can be. */
 static const double least_gain_of_sections = 1.05;
 
-/* The average length of packed sequences, relative to the longest one: a guess, because only the device knows. */
+/* The average number of keys of packed queries over a cache, relative to the largest: a guess, because only the device knows. */
 static const double average_share = 0.7;
 
 enum {
@@ -407,12 +410,19 @@ static shape share_tiles(shape s, int group)
     return s;
 }
 
-/* The longest sequence, as far as the host knows. Of packed keys it knows only the sum. Short ones would gain less. */
+/* Whether packed queries and keys seem to be those of the same rows. */
+static bool is_without_cache(const fa_problem *p)
+{
+    return p->cu_seqlens_q && p->cu_seqlens_k && p->rows_q == p->rows_k;
+}
+
+/* The longest sequence, as far as the host knows. Of other packed keys it knows only the sum. Short ones would gain less. */
 static shape find_longest_alone(const fa_problem *p, const fa_variant *v, const pace *pace)
 {
     fa_problem longest = *p;
     longest.rows_q = p->max_q;
-    if (p->cu_seqlens_k) longest.n_k = fa_cuda_count_tiles(p->rows_k, p->batch);
+    if (is_without_cache(p)) longest.n_k = p->max_q;
+    else if (p->cu_seqlens_k) longest.n_k = fa_cuda_count_tiles(p->rows_k, p->batch);
     return find_shape(&longest, v, pace);
 }
 
@@ -442,6 +452,7 @@ static shape share_most_tiles(const fa_problem *p, const shape *alone)
 
 static const pace *find_sections_pace(const fa_problem *p)
 {
+    if (is_without_cache(p)) return &packed_pace;
     return fa_cuda_has_own_lengths(p) ? &lengths_pace : &paces_of(p)->sections;
 }
 
@@ -469,15 +480,21 @@ typedef struct work {
 
 static work find_work(const fa_problem *p, const shape *s)
 {
-    const double share = p->cu_seqlens_q && p->batch > 1 ? average_share : 1;
+    double share = p->cu_seqlens_q && p->batch > 1 ? average_share : 1;
+    if (is_without_cache(p) && p->batch > 0) /* by the average row's sequence, which is longer than the average one */
+        share = sqrt((double)p->rows_q / (double)p->batch / (double)p->max_q);
     return (work){count_work_tiles(p, s), (double)count_key_tiles(s, s->tiles - 1),
                   share * average_tiles(s)};
 }
 
-/* Without split keys: each task has a block, which the hardware starts when another has ended. If lengths differ, half of the
- * longest one is left for some of the multiprocessors. */
+/* Without split keys: each block takes tasks, or each task has a block, which the hardware starts when another has ended. Then, if
+ * lengths differ, half of the longest one is left for some of the multiprocessors. */
 static double blocks_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
+    if (is_without_cache(p)) {
+        const double tasks = (double)w->tiles / (double)blocks;
+        return fmax(w->longest * s->tile_seconds, tasks * (w->average * s->tile_seconds + taken_seconds)) + 2e-6;
+    }
     const double longest = w->longest * s->tile_seconds + block_seconds,
                  average = w->average * s->tile_seconds + block_seconds;
     if (p->cu_seqlens_q && p->batch > 1)
@@ -633,8 +650,10 @@ bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
     if (!v || refuse_split(p, NULL, 0)) return false;
     const shape s = find_longest(p, v), alone = find_longest_alone(p, v, &lengths_pace);
     const int64_t blocks = device->multiprocessors, tiles = count_work_tiles(p, &s);
-    if (s.n_k < LEAST_KEYS_OF_SECTIONS || tiles > most_rounds_of_sections(p) * blocks) return false;
-    if (p->cu_seqlens_q && p->batch > 1 && s.group > 1) {
+    const bool any_length = is_without_cache(p) && s.group > 1;
+    if (!any_length && (s.n_k < LEAST_KEYS_OF_SECTIONS || tiles > most_rounds_of_sections(p) * blocks))
+        return false;
+    if (p->cu_seqlens_q && p->batch > 1 && s.group > 1 && !is_without_cache(p)) {
         if (has_few_work_tiles(tiles, blocks) && !seems_mostly_few(p)) return true;
         if (many != p) return false;
     }

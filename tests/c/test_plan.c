@@ -505,7 +505,7 @@ static void test_short_rows(void)
                  {64, 128, 129, false, false, -1, FA_VARIANT_forward_sm90_d64_tracked_bf16},
                  {64, 128, 2049, false, false, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
                  {64, 128, 129, false, true, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
-                 {64, 128, 128, true, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
+                 {64, 128, 128, true, false, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
                  {64, 2048, 2048, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
                  {64, 4096, 4096, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
                  {80, 1024, 512, false, false, -1, FA_VARIANT_forward_sm90_d80_bf16},
@@ -614,8 +614,8 @@ static void test_causal_orders(void)
     }
 }
 
-/* On Hopper a block takes several tasks of packed sequences, which are far apart in their heads;
- * but few tasks have a block each. */
+/* On Hopper blocks that stay take the tasks of packed sequences from a counter, under a causal mask the longest of all heads
+ * first. With some options a block takes several tasks, which are far apart in their heads; but few tasks have a block each. */
 static void test_packed_shares(void)
 {
     static const int32_t cu[5] = {0};
@@ -631,6 +631,17 @@ static void test_packed_shares(void)
         p.batch = 4;
         p.blocks_q = 1;
         p.cu_seqlens_q = cu;
+        p.causal = true;
+        const fa_cuda_plan dynamic = plan_by(&fa_cuda_forward_sm90, &p, h200);
+        const fa_cuda_plan_launch *taken = &dynamic.launches[0];
+        fa_sm90_params order;
+        fa_cuda_set_sm90_order(&p, taken, &order);
+        CHECK(taken->sm90.dynamic && taken->grid == (taken->tasks < 132 ? taken->tasks : 132),
+              "%lld blocks take %lld tasks", (long long)taken->grid, (long long)taken->tasks);
+        CHECK(taken->grid == taken->tasks || order.alternating_heads == cases[i].heads,
+              "%d heads in alternation", (int)order.alternating_heads);
+        p.causal = false;
+        p.dropout_threshold = 1;
         check_plan(&p, h200);
         const fa_cuda_plan plan = plan_of(&p, h200);
         const int64_t grid = plan.launches[0].grid;
@@ -1263,11 +1274,38 @@ static void check_decode_sm90(const fa_problem *p, const decode_case *x, int box
     const fa_decode_sm90_params params = params_of(p, l);
     CHECK(l->variant == x->variant && l->threads == FA_DECODE_SM90_THREADS, "case %d: %s", number,
           name_of(&plan));
-    CHECK(l->tasks == x->tasks && l->decode.parts == x->parts, "case %d: %d work tiles, %d parts",
-          number, (int)l->tasks, (int)l->decode.parts);
+    CHECK(l->tasks == x->tasks && l->decode.parts == x->parts && l->decode.whole == 0,
+          "case %d: %d work tiles, %d parts", number, (int)l->tasks, (int)l->decode.parts);
     CHECK(params.stages == x->stages && params.box_rows == box_rows,
           "case %d: %d stages, boxes of %d rows", number, (int)params.stages, (int)params.box_rows);
     CHECK(plan_of(p, &devices[H200]).family == &fa_cuda_decode_sm90, "case %d unasked", number);
+}
+
+/* Whole rounds of work tiles stay whole if the last round is to be cut. The second launch has no more blocks for them. */
+static void test_decode_sm90_whole(void)
+{
+    static const struct {
+        int64_t batch, heads, heads_kv, keys, dim, tasks, whole, parts, merge_blocks;
+    } cases[] = {{36, 32, 8, 3000, 128, 288, 264, 8, 288},  {40, 32, 8, 4096, 128, 320, 264, 5, 320},
+                 {79, 56, 8, 5059, 128, 632, 528, 3, 528 + 104 * 2}, {75, 32, 8, 1500, 256, 600, 528, 4, 528 + 72 * 2},
+                 {55, 64, 8, 1083, 128, 440, 0, 1, 440 * 2}, {100, 32, 8, 3000, 128, 800, 0, 1, 800}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_cached(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys, cases[i].dim, FA_BFLOAT16);
+        p.pass = FA_PASS_FORWARD;
+        p.n_q = p.rows_q = 1;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        const int64_t cut = cases[i].tasks - cases[i].whole, rows = cases[i].heads / cases[i].heads_kv;
+        CHECK(l->tasks == cases[i].tasks && l->decode.whole == cases[i].whole && l->decode.parts == cases[i].parts,
+              "case %d: %d of %d work tiles whole, %d parts", (int)i, (int)l->decode.whole, (int)l->tasks, (int)l->decode.parts);
+        CHECK(l->grid == cases[i].whole + cut * cases[i].parts, "case %d: %u blocks", (int)i, l->grid);
+        CHECK(fa_cuda_decode_merge_launch(l).grid == cases[i].merge_blocks, "case %d: %u blocks merge", (int)i,
+              fa_cuda_decode_merge_launch(l).grid);
+        CHECK(plan.workspace_bytes == (cases[i].parts > 1 ? (size_t)(cut * cases[i].parts * rows * (cases[i].dim + 4)) * 4 : 0),
+              "case %d: %zu bytes of workspace", (int)i, plan.workspace_bytes);
+        p.batch_invariant = true;
+        CHECK(plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]).launches[0].decode.whole == 0, "case %d: batch-invariant", (int)i);
+    }
 }
 
 /* Parts of decode_sm90 are merged by a second launch if that takes more than one turn of a block's threads, and all blocks run
@@ -1284,7 +1322,7 @@ static void test_decode_sm90_merge(void)
         {4, 32, 8, 8, 8192, 128, true, 32, 8, 7},    {16, 16, 2, 1, 16384, 256, true, 32, 4, 4},
         {4, 16, 4, 5, 730, 256, true, 16, 8, 8},     {2, 16, 4, 14, 6946, 128, true, 16, 16, 7},
         {4, 32, 8, 8, 256, 128, false, 32, 1, 7},    {4, 32, 8, 8, 64, 128, false, 32, 1, 7},
-        {19, 32, 8, 1, 8192, 128, false, 152, 5, 1}, {36, 32, 8, 1, 8192, 128, false, 288, 4, 1},
+        {19, 32, 8, 1, 8192, 128, false, 152, 5, 1}, {37, 32, 8, 1, 8192, 128, false, 296, 8, 1},
         {40, 16, 2, 1, 8000, 256, true, 80, 3, 4},   {16, 32, 8, 1, 8192, 128, false, 128, 1, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -1713,6 +1751,7 @@ int main(void)
     test_decode_latent_sm90();
     test_workspace_without_data();
     test_reciprocals();
+    test_decode_sm90_whole();
     test_decode_sm90_merge();
     test_decode_sm90();
     test_decode_sm90_bytes();
