@@ -2,6 +2,7 @@
 #include "cuda/plan_backward_sm90.h"
 
 #include <inttypes.h>
+#include <math.h>
 
 #include "cuda/family.h"
 #include "../../kernels/backward_sm90_wide/backward_sm90_wide.h"
@@ -428,6 +429,87 @@ static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
     return (device->multiprocessors + count_blocks(v) - 1) / count_blocks(v);
 }
 
+static int64_t clamp(int64_t x, int64_t least, int64_t most)
+{
+    return x < least ? least : x > most ? most : x;
+}
+
+/* Blocks that share the queries of a head, if there are fewer key tiles than multiprocessors. To leave sums of dK and dV and to add
+ * them up takes some 8 us, a query tile 1.2 us at head dim 64 and 1.9 at 128 (H200, rate over that of one part: head dim 128, 10
+ * query tiles in 3 parts 0.98, 12 in 2 1.08, 18 in 3 1.37 to 1.44, 32 in 2 1.37, 64 in 2 1.48, 128 in 2 1.74; head dims 192 and 128, 32 in
+ * 2 1.40; head dim 64, 16 in 2 0.98, 32 in 2 1.27, 64 in 2 1.57). With one key tile there are no sums of dQ, and fewer tiles are enough. */
+static int count_query_parts(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                             const fa_cuda_device *device)
+{
+    const int64_t enough = v->single_tiles         ? 6
+                           : find_columns(v) == 64 ? 24
+                                                   : 12,
+                  each = v->single_tiles ? 2 : 4;
+    const int64_t rows = p->cu_seqlens_q ? p->max_q : p->rows_q,
+                  tiles = fa_cuda_count_tiles(rows, FA_BACKWARD_SM90_QUERIES);
+    if (v->options || v->ordered || v->chained || v->joined || is_wide(v) || is_ordered(p) ||
+        tasks == 0 || tiles < enough)
+        return 1;
+    return (int)clamp(device->multiprocessors / tasks, 1, tiles / each);
+}
+
+/* The time of a block's query tile, and of a block besides them; of leaving sums of dK and dV and adding them up, besides their bytes. us,
+ * and bytes a us. */
+typedef struct split_pace {
+    double tile, block, adding, rate;
+} split_pace;
+
+static split_pace find_split_pace(const fa_variant *v)
+{
+    if (is_wide(v)) return (split_pace){6.0, 6.0, 2.0, 6.0e6};
+    if (find_columns(v) == 64) return (split_pace){1.0, 1.0, 2.0, 3.0e6};
+    return (split_pace){1.8, 4.0, 4.0, 6.0e6};
+}
+
+/* The time if the query heads of a group are split among so many blocks. The first key tile under a causal mask sees all queries,
+ * and blocks with many come first. */
+static double splits_us(const fa_problem *p, const fa_variant *v, int64_t tasks, int64_t splits,
+                        const fa_cuda_device *device)
+{
+    const split_pace pace = find_split_pace(v);
+    const int64_t parts = count_query_parts(p, v, tasks * splits, device), takers = count_takers(v, device),
+                  blocks = tasks * splits * parts;
+    const double heads = (double)(p->heads_q / (p->heads_kv * splits)),
+                 all = (double)fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
+    double most = all, average = p->causal ? (all + 2.0) / 2.0 : all;
+    if (p->window_left >= 0) {
+        const double seen = (double)(p->window_left + find_keys(v)) / FA_BACKWARD_SM90_QUERIES + 1.0;
+        most = fmin(most, seen), average = fmin(average, seen);
+    }
+    const double each = heads * pace.tile / (double)parts, longest = most * each + pace.block,
+                 usual = average * each + pace.block;
+    double us = longest * (double)fa_cuda_count_tiles(blocks, takers);
+    if (p->causal && blocks > takers) us = fmax(longest, usual * ((double)blocks / (double)takers + 0.3));
+    if (splits * parts == 1) return us;
+    const double bytes = (double)blocks * find_keys(v) * (find_columns(v) + find_value_columns(v)) * sizeof(float);
+    return us + pace.adding + 2.0 * bytes / pace.rate;
+}
+
+/* Blocks among which the query heads of a group are split. With 90 shapes of 20 to 670 key tiles and groups of 2 to 8 heads (H200),
+ * the choice takes 1.005 times as long as the best in the geometric mean; by the number of key tiles alone, at most half of a
+ * group's heads, 1.09 and up to 2.2. In one order of sums, with a dbias, and if lengths are on the device, that number decides. */
+static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                        const fa_cuda_device *device)
+{
+    enum { MOST_ROUNDS_OF_ALL_HEADS = 4 }; /* more would take twice the workspace of others */
+    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1, takers = count_takers(v, device);
+    if (tasks == 0 || p->batch_invariant || is_ordered(p) || p->dbias.data || fa_cuda_has_own_lengths(p))
+        return fa_cuda_count_splits(p, tasks, takers);
+    int64_t best = 1;
+    double least = splits_us(p, v, tasks, 1, device);
+    for (int64_t splits = 2; splits <= group; splits++) {
+        if (group % splits || (splits == group && tasks * splits > MOST_ROUNDS_OF_ALL_HEADS * takers)) continue;
+        const double us = splits_us(p, v, tasks, splits, device);
+        if (us < least) best = splits, least = us;
+    }
+    return (int)best;
+}
+
 /* Blocks that leave their dS, in units of `blocks`, if the memory of sums in float32 has room for enough of them. A block waits
  * until the unit in whose place it leaves dS has been added up. One block does that, and takes longer the more blocks the unit has. So
  * there is room for the blocks that run at once, and for an eighth of them more for each block of a unit; where heads are in groups,
@@ -530,11 +612,6 @@ static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t 
 {
     const int64_t bytes = p->rows_q * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
     return bytes > 0 ? l2_bytes / bytes : INT64_MAX;
-}
-
-static int64_t clamp(int64_t x, int64_t least, int64_t most)
-{
-    return x < least ? least : x > most ? most : x;
 }
 
 /* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
@@ -731,25 +808,6 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
     return true;
 }
 
-/* Blocks that share the queries of a head, if there are fewer key tiles than multiprocessors. To leave sums of dK and dV and to add
- * them up takes some 8 us, a query tile 1.2 us at head dim 64 and 1.9 at 128 (H200, rate over that of one part: head dim 128, 10
- * query tiles in 3 parts 0.98, 12 in 2 1.08, 18 in 3 1.37 to 1.44, 32 in 2 1.37, 64 in 2 1.48, 128 in 2 1.74; head dims 192 and 128, 32 in
- * 2 1.40; head dim 64, 16 in 2 0.98, 32 in 2 1.27, 64 in 2 1.57). With one key tile there are no sums of dQ, and fewer tiles are enough. */
-static int count_query_parts(const fa_problem *p, const fa_variant *v, int64_t tasks,
-                             const fa_cuda_device *device)
-{
-    const int64_t enough = v->single_tiles         ? 6
-                           : find_columns(v) == 64 ? 24
-                                                   : 12,
-                  each = v->single_tiles ? 2 : 4;
-    const int64_t rows = p->cu_seqlens_q ? p->max_q : p->rows_q,
-                  tiles = fa_cuda_count_tiles(rows, FA_BACKWARD_SM90_QUERIES);
-    if (v->options || v->ordered || v->chained || v->joined || is_wide(v) || is_ordered(p) ||
-        tasks == 0 || tiles < enough)
-        return 1;
-    return (int)clamp(device->multiprocessors / tasks, 1, tiles / each);
-}
-
 /* The blocks of a head are a cluster. If all of them run at once, they also do what `prepare` does, unless a later launch needs
  * delta. */
 static void plan_chain(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
@@ -767,7 +825,7 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
                         fa_cuda_backward_sm90_launch *own)
 {
     const int64_t tasks = main->tasks;
-    own->splits = fa_cuda_count_splits(p, tasks, count_takers(v, device));
+    own->splits = count_splits(p, v, tasks, device);
     own->query_parts = count_query_parts(p, v, tasks * own->splits, device);
     own->splits *= own->query_parts;
     own->keys = find_keys(v);

@@ -938,13 +938,14 @@ static void test_splits(void)
     static const struct {
         int64_t batch, heads_q, heads_kv, n;
         bool causal, invariant;
-        int splits, query_parts; /* by query heads; in backward_sm80 also by queries */
-    } cases[] = {{4, 32, 1, 4096, true, false, 8, 1},   {4, 32, 1, 4096, false, false, 1, 1},
-                 {4, 32, 8, 4096, true, false, 1, 1},   {4, 32, 32, 512, true, false, 1, 1},
-                 {1, 32, 1, 4096, false, false, 16, 1}, {1, 32, 1, 4096, true, true, 1, 1},
-                 {1, 12, 2, 512, true, false, 3, 4},    {1, 2, 1, 512, true, false, 1, 4},
-                 {1, 1, 1, 1500, false, false, 1, 11},  {1, 1, 1, 255, true, false, 1, 1},
-                 {1, 1, 1, 1500, false, true, 1, 1}};
+        int splits, splits_sm80, query_parts; /* by query heads; in backward_sm80 also by queries */
+    } cases[] = {{4, 32, 1, 4096, true, false, 8, 8, 1},   {4, 32, 1, 4096, false, false, 1, 1, 1},
+                 {4, 32, 8, 4096, true, false, 1, 1, 1},   {4, 32, 32, 512, true, false, 1, 1, 1},
+                 {1, 32, 1, 4096, false, false, 1, 16, 1}, {1, 32, 1, 4096, true, true, 1, 1, 1},
+                 {1, 12, 2, 512, true, false, 6, 3, 4},    {1, 2, 1, 512, true, false, 2, 1, 4},
+                 {1, 1, 1, 1500, false, false, 1, 1, 11},  {1, 1, 1, 255, true, false, 1, 1, 1},
+                 {1, 1, 1, 1500, false, true, 1, 1, 1},    {1, 24, 8, 1385, true, false, 3, 1, 1},
+                 {3, 5, 1, 3109, true, false, 5, 1, 1},    {39, 8, 2, 456, false, false, 1, 2, 1}};
     const size_t count = sizeof cases / sizeof cases[0];
     for (size_t i = 0; i < 2 * count; i++) {
         const bool sm80 = i >= count;
@@ -966,7 +967,7 @@ static void test_splits(void)
                   parts = !l     ? 1
                           : sm80 ? cases[c].query_parts
                                  : l->backward_sm90.query_parts,
-                  expected = cases[c].splits * parts;
+                  expected = (sm80 ? cases[c].splits_sm80 : cases[c].splits) * parts;
         const int64_t tasks = p.batch * p.heads_kv * ((p.n_k + 127) / 128);
         CHECK(splits == expected && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
               splits);
@@ -1261,7 +1262,7 @@ static void test_first_ahead(void)
     } cases[] = {{16, 16, 1024, 128, -1, true, true, 8},   {16, 16, 512, 128, -1, true, true, 8},
                  {16, 16, 128, 128, -1, true, true, 33},   {16, 16, 2048, 128, -1, true, false, 8},
                  {16, 16, 1024, 64, -1, true, false, 17},  {16, 16, 512, 64, -1, true, true, 64},
-                 {16, 16, 1024, 128, -1, false, false, 1}, {16, 4, 1024, 128, -1, true, false, 32},
+                 {16, 16, 1024, 128, -1, false, false, 1}, {16, 4, 1024, 128, -1, true, false, 64},
                  {16, 16, 1024, 128, 100, true, false, 1}, {16, 16, 1024, 256, -1, true, true, 18}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_half_backward(16, cases[i].heads_q, cases[i].n);
@@ -1778,7 +1779,7 @@ static void test_joined(void)
         {16, 16, 16, 1024, 128, false, FA_VARIANT_backward_sm90_d128_joined_f16, 256, 132, 1, 4, 8},
         {4, 16, 16, 4096, 128, false, FA_VARIANT_backward_sm90_d128_joined_f16, 64, 17, 1, 16, 32},
         {4, 32, 8, 4096, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 32, 4, 4, 64, 32},
-        {1, 8, 1, 2048, 80, true, FA_VARIANT_backward_sm90_d96_joined_f16, 4, 4, 2, 16, 16},
+        {1, 8, 1, 2048, 80, true, FA_VARIANT_backward_sm90_d96_joined_f16, 8, 8, 1, 8, 16},
         {1, 1, 1, 65536, 128, false, FA_VARIANT_backward_sm90_d128_joined_f16, 1, 1, 1, 256, 512}};
     const fa_cuda_device *device = &devices[H200];
     const fa_cuda_family *family = &fa_cuda_backward_sm90_joined;
