@@ -76,16 +76,19 @@ extern char **environ;
 /* A misspelled variable would have no effect, and nobody would know. */
 static void warn_of_unknown_variables(void)
 {
-    static const char *const read[] = {"FA_CPU_ISA", "FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL", "FA_CUDA_DRIVER"};
+    static const char *const read[] = {"FA_CPU_ISA", "FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL",
+                                       "FA_CUDA_DRIVER"};
     for (char **entry = environ; entry && *entry; entry++) {
         if (strncmp(*entry, "FA_CPU_", 7) != 0 && strncmp(*entry, "FA_CUDA_", 8) != 0) continue;
         const int length = (int)strcspn(*entry, "=");
         bool known = false;
         for (int i = 0; i < CLI_COUNT(read); i++)
-            known = known || (strlen(read[i]) == (size_t)length && strncmp(*entry, read[i], (size_t)length) == 0);
+            known = known || (strlen(read[i]) == (size_t)length &&
+                              strncmp(*entry, read[i], (size_t)length) == 0);
         if (!known)
             fprintf(stderr,
-                    "flashattn: warning: the environment variable %.*s is not read; expected FA_CPU_ISA, "
+                    "flashattn: warning: the environment variable %.*s is not read; expected "
+                    "FA_CPU_ISA, "
                     "FA_CUDA_KERNEL, FA_CUDA_BACKWARD_KERNEL or FA_CUDA_DRIVER\n",
                     length, *entry);
     }

@@ -31,14 +31,14 @@ enum {
 
 /* The kernel's parameter. */
 typedef struct fa_decode_params {
-    fa_attention_params
-        attention;          /* tasks: work tiles */
+    fa_attention_params attention; /* tasks: work tiles */
     int32_t heads, queries; /* of a work tile: query heads of a group, queries of a sequence */
     int32_t chunks;         /* work tiles that share the query heads of a group */
-    int32_t whole;          /* so many work tiles are not cut: block b < whole has number b. Of the others, block
+    int32_t
+        whole; /* so many work tiles are not cut: block b < whole has number b. Of the others, block
                                whole + b has part b / (tasks - whole) of number whole + b % (tasks - whole) */
-    int32_t parts;          /* of the others: the largest number of parts of a sequence's keys */
-    int32_t least;          /* the smallest number of key tiles of a block in a part */
+    int32_t parts; /* of the others: the largest number of parts of a sequence's keys */
+    int32_t least; /* the smallest number of key tiles of a block in a part */
     /* The most queries of a packed sequence. Another launch computes longer ones, and this launch
      * does not write their rows. Work tiles are numbered by sequence. 0: work tiles are numbered
      * among all rows (common/packed.h). */
@@ -51,9 +51,9 @@ typedef struct fa_decode_params {
 /* For decode_sm90: reciprocals of the numbers by which a block's number is divided. */
 typedef struct fa_decode_divisors {
     fa_reciprocal tasks, tiles, units, chunks, parts; /* tasks: those that are cut */
-    int32_t units_of_batch;  /* key/value heads times chunks */
-    int32_t group;           /* query heads of a key/value head */
-    fa_reciprocal page_rows; /* rows of a page; 1: there are no pages */
+    int32_t units_of_batch;                           /* key/value heads times chunks */
+    int32_t group;                                    /* query heads of a key/value head */
+    fa_reciprocal page_rows;                          /* rows of a page; 1: there are no pages */
 } fa_decode_divisors;
 
 /* most_queries of a launch that has all sequences, and also the rows before the first and after the

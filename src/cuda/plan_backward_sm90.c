@@ -472,21 +472,24 @@ static double splits_us(const fa_problem *p, const fa_variant *v, int64_t tasks,
                         const fa_cuda_device *device)
 {
     const split_pace pace = find_split_pace(v);
-    const int64_t parts = count_query_parts(p, v, tasks * splits, device), takers = count_takers(v, device),
-                  blocks = tasks * splits * parts;
+    const int64_t parts = count_query_parts(p, v, tasks * splits, device),
+                  takers = count_takers(v, device), blocks = tasks * splits * parts;
     const double heads = (double)(p->heads_q / (p->heads_kv * splits)),
                  all = (double)fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
     double most = all, average = p->causal ? (all + 2.0) / 2.0 : all;
     if (p->window_left >= 0) {
-        const double seen = (double)(p->window_left + find_keys(v)) / FA_BACKWARD_SM90_QUERIES + 1.0;
+        const double seen =
+            (double)(p->window_left + find_keys(v)) / FA_BACKWARD_SM90_QUERIES + 1.0;
         most = fmin(most, seen), average = fmin(average, seen);
     }
     const double each = heads * pace.tile / (double)parts, longest = most * each + pace.block,
                  usual = average * each + pace.block;
     double us = longest * (double)fa_cuda_count_tiles(blocks, takers);
-    if (p->causal && blocks > takers) us = fmax(longest, usual * ((double)blocks / (double)takers + 0.3));
+    if (p->causal && blocks > takers)
+        us = fmax(longest, usual * ((double)blocks / (double)takers + 0.3));
     if (splits * parts == 1) return us;
-    const double bytes = (double)blocks * find_keys(v) * (find_columns(v) + find_value_columns(v)) * sizeof(float);
+    const double bytes =
+        (double)blocks * find_keys(v) * (find_columns(v) + find_value_columns(v)) * sizeof(float);
     return us + pace.adding + 2.0 * bytes / pace.rate;
 }
 
@@ -497,13 +500,17 @@ static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
                         const fa_cuda_device *device)
 {
     enum { MOST_ROUNDS_OF_ALL_HEADS = 4 }; /* more would take twice the workspace of others */
-    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1, takers = count_takers(v, device);
-    if (tasks == 0 || p->batch_invariant || is_ordered(p) || p->dbias.data || fa_cuda_has_own_lengths(p))
+    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
+                  takers = count_takers(v, device);
+    if (tasks == 0 || p->batch_invariant || is_ordered(p) || p->dbias.data ||
+        fa_cuda_has_own_lengths(p))
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
     for (int64_t splits = 2; splits <= group; splits++) {
-        if (group % splits || (splits == group && tasks * splits > MOST_ROUNDS_OF_ALL_HEADS * takers)) continue;
+        if (group % splits ||
+            (splits == group && tasks * splits > MOST_ROUNDS_OF_ALL_HEADS * takers))
+            continue;
         const double us = splits_us(p, v, tasks, splits, device);
         if (us < least) best = splits, least = us;
     }

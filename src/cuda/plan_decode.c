@@ -307,7 +307,8 @@ typedef struct keys_to_cut {
     int multiprocessors;
     int64_t merge_turns; /* of a block of decode_sm90 */
     bool grows; /* a block has as much more on its way as there are fewer of a multiprocessor */
-    bool in_order; /* blocks are numbered like work tiles that all have keys: the first ones can stay whole */
+    bool
+        in_order; /* blocks are numbered like work tiles that all have keys: the first ones can stay whole */
 } keys_to_cut;
 
 /* The time for a number of parts with a number of blocks on each multiprocessor. */
@@ -506,7 +507,8 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t whole
     const double together = 0.3; /* and where each has two, if memory is not the limit */
     const int64_t multiprocessors = k->multiprocessors, room = BLOCKS_TOGETHER * multiprocessors;
     const int64_t blocks = (k->tasks - whole) * parts, full = blocks / room, left = blocks % room;
-    const int64_t all = fa_cuda_count_tiles(k->keys, v->keys), tiles = fa_cuda_count_tiles(all, parts);
+    const int64_t all = fa_cuda_count_tiles(k->keys, v->keys),
+                  tiles = fa_cuda_count_tiles(all, parts);
     const double bytes = (double)k->key_bytes * v->keys, alone = tile_ns_alone(v);
     const double of_full = fmax((double)room * bytes / device_rate, alone * (1.0 + together));
     const bool many_rows = has_many_rows(v);
@@ -521,7 +523,8 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t whole
     }
     double ns = (double)tiles * ((double)full * of_full + of_left);
     ns += (double)(all * whole) / (double)room * of_full;
-    ns += (double)((whole / room + full + (left > 0)) * (many_rows ? ROUND_NS_MANY_ROWS : ROUND_NS));
+    ns +=
+        (double)((whole / room + full + (left > 0)) * (many_rows ? ROUND_NS_MANY_ROWS : ROUND_NS));
     if (parts == 1) return ns;
     ns += (double)(k->merge_turns > 1 ? LAUNCH_NS : LAST_BLOCK_NS);
     ns += (double)(TURN_NS * fa_cuda_count_tiles(parts, FEW_PARTS));
@@ -538,10 +541,12 @@ static void try_whole_rounds(const keys_to_cut *k, const fa_variant *v, cut *bes
 {
     enum { MOST_WHOLE_ROUNDS = 3, MOST_LAST_PARTS = 8 };
     const int64_t room = (int64_t)BLOCKS_TOGETHER * k->multiprocessors, rounds = k->tasks / room,
-                  left = k->tasks % room, most = k->most < MOST_LAST_PARTS ? k->most : MOST_LAST_PARTS;
+                  left = k->tasks % room,
+                  most = k->most < MOST_LAST_PARTS ? k->most : MOST_LAST_PARTS;
     if (is_8bit(v) || has_many_rows(v) || rounds < 1 || rounds > MOST_WHOLE_ROUNDS) return;
     if (20 * left < room || 100 * left > 45 * room) return;
-    const int64_t filling = (21 * room + 10 * left) / (20 * left), parts = clamp_parts(filling, most);
+    const int64_t filling = (21 * room + 10 * left) / (20 * left),
+                  parts = clamp_parts(filling, most);
     const int64_t whole = rounds * room;
     if (parts > 1) *best = (cut){parts, BLOCKS_TOGETHER, rounds_ns(k, v, whole, parts), whole};
 }
@@ -828,7 +833,8 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
         l->decode.stages = choose_stages(device, v, blocks, count_keys(p, l) / of_most);
     }
     l->smem_bytes = smem_for(device, v, blocks);
-    fa_cuda_cut_decode(l, found.whole, found.parts, least_of_parts(p, v, tasks, found.parts, device));
+    fa_cuda_cut_decode(l, found.whole, found.parts,
+                       least_of_parts(p, v, tasks, found.parts, device));
     plan->workspace_bytes = l->workspace_bytes;
     return true;
 }

@@ -481,7 +481,8 @@ typedef struct work {
 static work find_work(const fa_problem *p, const shape *s)
 {
     double share = p->cu_seqlens_q && p->batch > 1 ? average_share : 1;
-    if (is_without_cache(p) && p->batch > 0) /* by the average row's sequence, which is longer than the average one */
+    if (is_without_cache(p) &&
+        p->batch > 0) /* by the average row's sequence, which is longer than the average one */
         share = sqrt((double)p->rows_q / (double)p->batch / (double)p->max_q);
     return (work){count_work_tiles(p, s), (double)count_key_tiles(s, s->tiles - 1),
                   share * average_tiles(s)};
@@ -493,7 +494,9 @@ static double blocks_seconds(const fa_problem *p, const shape *s, const work *w,
 {
     if (is_without_cache(p)) {
         const double tasks = (double)w->tiles / (double)blocks;
-        return fmax(w->longest * s->tile_seconds, tasks * (w->average * s->tile_seconds + taken_seconds)) + 2e-6;
+        return fmax(w->longest * s->tile_seconds,
+                    tasks * (w->average * s->tile_seconds + taken_seconds)) +
+               2e-6;
     }
     const double longest = w->longest * s->tile_seconds + block_seconds,
                  average = w->average * s->tile_seconds + block_seconds;
@@ -651,7 +654,8 @@ bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
     const shape s = find_longest(p, v), alone = find_longest_alone(p, v, &lengths_pace);
     const int64_t blocks = device->multiprocessors, tiles = count_work_tiles(p, &s);
     const bool any_length = is_without_cache(p) && s.group > 1;
-    if (!any_length && (s.n_k < LEAST_KEYS_OF_SECTIONS || tiles > most_rounds_of_sections(p) * blocks))
+    if (!any_length &&
+        (s.n_k < LEAST_KEYS_OF_SECTIONS || tiles > most_rounds_of_sections(p) * blocks))
         return false;
     if (p->cu_seqlens_q && p->batch > 1 && s.group > 1 && !is_without_cache(p)) {
         if (has_few_work_tiles(tiles, blocks) && !seems_mostly_few(p)) return true;

@@ -1286,25 +1286,37 @@ static void test_decode_sm90_whole(void)
 {
     static const struct {
         int64_t batch, heads, heads_kv, keys, dim, tasks, whole, parts, merge_blocks;
-    } cases[] = {{36, 32, 8, 3000, 128, 288, 264, 8, 288},  {40, 32, 8, 4096, 128, 320, 264, 5, 320},
-                 {79, 56, 8, 5059, 128, 632, 528, 3, 528 + 104 * 2}, {75, 32, 8, 1500, 256, 600, 528, 4, 528 + 72 * 2},
-                 {55, 64, 8, 1083, 128, 440, 0, 1, 440 * 2}, {100, 32, 8, 3000, 128, 800, 0, 1, 800}};
+    } cases[] = {{36, 32, 8, 3000, 128, 288, 264, 8, 288},
+                 {40, 32, 8, 4096, 128, 320, 264, 5, 320},
+                 {79, 56, 8, 5059, 128, 632, 528, 3, 528 + 104 * 2},
+                 {75, 32, 8, 1500, 256, 600, 528, 4, 528 + 72 * 2},
+                 {55, 64, 8, 1083, 128, 440, 0, 1, 440 * 2},
+                 {100, 32, 8, 3000, 128, 800, 0, 1, 800}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_cached(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys, cases[i].dim, FA_BFLOAT16);
+        fa_problem p = make_cached(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys,
+                                   cases[i].dim, FA_BFLOAT16);
         p.pass = FA_PASS_FORWARD;
         p.n_q = p.rows_q = 1;
         const fa_cuda_plan plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
         const fa_cuda_plan_launch *l = &plan.launches[0];
-        const int64_t cut = cases[i].tasks - cases[i].whole, rows = cases[i].heads / cases[i].heads_kv;
-        CHECK(l->tasks == cases[i].tasks && l->decode.whole == cases[i].whole && l->decode.parts == cases[i].parts,
-              "case %d: %d of %d work tiles whole, %d parts", (int)i, (int)l->decode.whole, (int)l->tasks, (int)l->decode.parts);
-        CHECK(l->grid == cases[i].whole + cut * cases[i].parts, "case %d: %u blocks", (int)i, l->grid);
-        CHECK(fa_cuda_decode_merge_launch(l).grid == cases[i].merge_blocks, "case %d: %u blocks merge", (int)i,
-              fa_cuda_decode_merge_launch(l).grid);
-        CHECK(plan.workspace_bytes == (cases[i].parts > 1 ? (size_t)(cut * cases[i].parts * rows * (cases[i].dim + 4)) * 4 : 0),
+        const int64_t cut = cases[i].tasks - cases[i].whole,
+                      rows = cases[i].heads / cases[i].heads_kv;
+        CHECK(l->tasks == cases[i].tasks && l->decode.whole == cases[i].whole &&
+                  l->decode.parts == cases[i].parts,
+              "case %d: %d of %d work tiles whole, %d parts", (int)i, (int)l->decode.whole,
+              (int)l->tasks, (int)l->decode.parts);
+        CHECK(l->grid == cases[i].whole + cut * cases[i].parts, "case %d: %u blocks", (int)i,
+              l->grid);
+        CHECK(fa_cuda_decode_merge_launch(l).grid == cases[i].merge_blocks,
+              "case %d: %u blocks merge", (int)i, fa_cuda_decode_merge_launch(l).grid);
+        CHECK(plan.workspace_bytes ==
+                  (cases[i].parts > 1
+                       ? (size_t)(cut * cases[i].parts * rows * (cases[i].dim + 4)) * 4
+                       : 0),
               "case %d: %zu bytes of workspace", (int)i, plan.workspace_bytes);
         p.batch_invariant = true;
-        CHECK(plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]).launches[0].decode.whole == 0, "case %d: batch-invariant", (int)i);
+        CHECK(plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]).launches[0].decode.whole == 0,
+              "case %d: batch-invariant", (int)i);
     }
 }
 
