@@ -308,8 +308,8 @@ static int64_t count_alternating_heads(const fa_problem *p, const fa_cuda_plan_l
  * ended after 196 us, the last after 290). Under a causal mask it also lets the work tiles of a head run at the same time
  * (256 heads of 384 rows at head dim 256: 77.6 us in alternation, 71.7 dynamic; 456 of 640: 242, 244; 64 of 2,048: 248,
  * 413). And if lengths are on the device: then nobody knows equal shares (H200, us, packed, a block for some work tiles and dynamic:
- * 7 sequences of 53 to 608 rows, 64/16 heads 80, 52; 82 of 195 on average 492, 427; 8 chunks of 2k behind 6k and 8 decodes in pages
- * 3,421, 3,205; without a mask 29 sequences of up to 354 rows, 24/8 heads 75, 56, but 9 of up to 2,542, 16 heads of 256, 290, 312). */
+ * 7 sequences of 53 to 608 rows, 64/16 heads 80, 52; 82 of 195 on average 492, 427; 4 chunks of 4k at 16k in pages
+ * 6,436, 6,107; without a mask 29 sequences of up to 354 rows, 24/8 heads 75, 56, but 9 of up to 2,542, 16 heads of 256, 290, 312). */
 static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int options)
 {
     const int64_t short_row = p->causal && p->d > 128 ? 384 : 256, long_row = 2048;
