@@ -42,7 +42,8 @@ typedef bool fa_cuda_queue_function(void *kernel, const fa_cuda_plan *plan,
 typedef struct fa_cuda_sm90_launch {
     fa_tensor_map_shape maps[4]; /* of q, k, v and bias */
     bool bias_mapped;            /* the last one is set: TMA loads the bias */
-    bool dynamic;                /* blocks take tasks from a counter, if there is one */
+    bool dynamic;                /* blocks take tasks from a counter, if there is one; */
+    uint32_t static_grid;        /* otherwise there are so many blocks */
     fa_sm90_split split; /* of forward_sm90_split and forward_sm90_merge, without pointers */
 } fa_cuda_sm90_launch;
 

@@ -402,8 +402,10 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     void *parameters[] = {&attention, &params};
     if (!l->sm90.dynamic) return fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
     const fa_cuda_counter counter = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
+    fa_cuda_plan_launch now = *l;
     params.counter = counter.number;
-    const bool fine = fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    if (counter.number < 0) now.grid = l->sm90.static_grid;
+    const bool fine = fa_cuda_queue(kernel, plan, &now, call->stream, parameters, fault);
     fa_cuda_counter_release(counter, call->stream);
     return fine;
 }
@@ -437,7 +439,7 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
     l->cluster = (uint32_t)v->cluster;
     l->sm90.bias_mapped = options & FA_SM90_BIAS;
     fa_cuda_set_query_tasks(p, count_queries(v), l);
-    l->grid = count_blocks(p, device, l);
+    l->grid = l->sm90.static_grid = count_blocks(p, device, l);
     l->sm90.dynamic = wants_dynamic(p, l, options);
     if (l->sm90.dynamic && l->grid > (uint32_t)device->multiprocessors)
         l->grid = (uint32_t)device->multiprocessors; /* blocks stay */

@@ -636,6 +636,9 @@ static void test_packed_shares(void)
         const fa_cuda_plan_launch *taken = &dynamic.launches[0];
         fa_sm90_params order;
         fa_cuda_set_sm90_order(&p, taken, &order);
+        CHECK(taken->sm90.static_grid >= taken->grid &&
+                  (int64_t)taken->sm90.static_grid * share >= taken->tasks,
+              "%u blocks without a counter", taken->sm90.static_grid);
         CHECK(taken->sm90.dynamic && taken->grid == (taken->tasks < 132 ? taken->tasks : 132),
               "%lld blocks take %lld tasks", (long long)taken->grid, (long long)taken->tasks);
         CHECK(taken->grid == taken->tasks || order.alternating_heads == cases[i].heads,
