@@ -245,13 +245,26 @@ void cuda_die(const char *format, ...)
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
+/* The warp that runs, lane after lane, without the slow ones or with them. A lane continues directly with the
+ * next one, and the last one, if all are at the same exchange, with the first. */
+static struct {
+    unsigned warp, lanes;
+    uint32_t left_out;  /* a bit for each slow lane that does not run */
+    unsigned next, met; /* the next lane; lanes that continued, and are at the next exchange */
+    bool any;           /* a lane has continued since `next` was 0 */
+} turn;
+
+static fiber *next_lane(void);
+
 /* Switches to the next thread; returns when the condition for which this one waits is met. */
 static void meet(meeting at, unsigned phase)
 {
     fiber *f = &here()->fibers[cuda_thread.x];
     f->at = at;
     f->phase = phase;
-    cuda_switch(&f->resume, &machine.scheduler);
+    turn.met += at == OF_WARP;
+    const fiber *next = next_lane();
+    cuda_switch(&f->resume, next ? &next->resume : &machine.scheduler);
 }
 
 static unsigned count_warps(void) { return (machine.run->threads + WARP - 1) / WARP; }
@@ -621,15 +634,6 @@ static void enter(void)
     }
 }
 
-static void resume(unsigned thread)
-{
-    fiber *f = &here()->fibers[thread];
-    cuda_thread.x = thread;
-    if (!f->started) make_place(&f->resume, here()->stacks + (size_t)thread * STACK, enter);
-    f->started = true;
-    cuda_switch(&machine.scheduler, &f->resume);
-}
-
 static bool can_go_on(unsigned thread)
 {
     const fiber *f = &here()->fibers[thread];
@@ -673,33 +677,51 @@ static bool has_met(unsigned first, unsigned lanes)
     return met;
 }
 
+/* Makes the next lane that can continue the running thread. NULL: there is none. */
+static fiber *next_lane(void)
+{
+    const unsigned first = turn.warp * WARP;
+    for (;;) {
+        while (turn.next < turn.lanes) {
+            const unsigned n = turn.next++;
+            const unsigned lane = machine.run->backwards ? turn.lanes - 1 - n : n;
+            if (turn.left_out >> lane & 1 || !can_go_on(first + lane)) continue;
+            fiber *f = &here()->fibers[first + lane];
+            cuda_thread.x = first + lane;
+            turn.any = true;
+            if (!f->started)
+                make_place(&f->resume, here()->stacks + (size_t)(first + lane) * STACK, enter);
+            f->started = true;
+            return f;
+        }
+        if (turn.met < turn.lanes) return NULL;
+        here()->warp_phase[turn.warp]++;
+        turn.next = turn.met = 0;
+    }
+}
+
 /* Runs a warp's threads, without the slow ones or with them, until none can continue. False: none
  * could. */
 static bool run_warp(unsigned warp, bool slow_too)
 {
     const unsigned first = warp * WARP, left = machine.run->threads - first;
-    const unsigned lanes = left < WARP ? left : WARP;
-    bool any = false, again = true;
-    while (again) {
-        again = false;
-        unsigned met = 0; /* lanes that continued, and are at the next exchange */
-        for (unsigned n = 0; n < lanes; n++) {
-            const unsigned thread = first + (machine.run->backwards ? lanes - 1 - n : n);
-            const fiber *f = &here()->fibers[thread];
-            if (!can_go_on(thread) || (is_slow(thread) && !slow_too)) continue;
-            resume(thread);
-            again = true;
-            met += f->at == OF_WARP && f->phase == here()->warp_phase[warp];
-        }
-        any = any || again;
-        /* The usual case, in which nothing else must be checked. */
-        if (met == lanes) here()->warp_phase[warp]++;
-        else if (!again && has_met(first, lanes)) {
+    const bool is_slow_warp = cuda_place * count_warps() + warp == machine.run->slow_warp;
+    turn.warp = warp;
+    turn.lanes = left < WARP ? left : WARP;
+    turn.left_out = is_slow_warp && !slow_too ? machine.run->slow_lanes : 0;
+    bool any = false;
+    do {
+        turn.next = turn.met = 0;
+        turn.any = false;
+        const fiber *next = next_lane();
+        if (next) cuda_switch(&machine.scheduler, &next->resume);
+        any = any || turn.any;
+        if (!turn.any && has_met(first, turn.lanes)) {
             here()->warp_phase[warp]++;
-            again = true;
+            turn.any = true;
         }
-    }
-    if (any) check_lanes(first, lanes);
+    } while (turn.any);
+    if (any) check_lanes(first, turn.lanes);
     return any;
 }
 
