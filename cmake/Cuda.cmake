@@ -114,9 +114,9 @@ endif()
 set_property(GLOBAL PROPERTY FA_CUDA_IMAGES_library "")
 set_property(GLOBAL PROPERTY FA_CUDA_IMAGES_ladder "")
 
-# Of the time of an image, dependencies take 0.15 s, and the smallest compression 0.15 to 0.4 s: of no use where kernels
-# are compiled only to be looked at.
-option(FA_CUDA_ONCE "Kernels for this build alone: without dependency files, larger" OFF)
+# Of the time of an image, dependencies take 0.15 s, the smallest compression 0.15 to 0.4 s, and those of CUDA's headers
+# that kernels do not use 0.2 s for each reading: of no use where kernels are compiled only to be looked at.
+option(FA_CUDA_ONCE "Kernels for this build alone: without dependency files, larger, from few of CUDA's headers" OFF)
 mark_as_advanced(FA_CUDA_ONCE)
 
 # The older compilers have no choice of compression.
@@ -129,6 +129,21 @@ if(FA_CUDA_ARCHITECTURES)
             set(compression speed)
         endif()
         list(APPEND FA_NVCC_FLAGS --compress-mode=${compression})
+    endif()
+endif()
+
+# cmake/few_headers, if this compiler's headers have the names that it expects.
+set(FA_CUDA_HEADERS "")
+if(FA_CUDA_ARCHITECTURES AND FA_CUDA_ONCE)
+    set(few "-I${PROJECT_SOURCE_DIR}/cmake/few_headers")
+    file(WRITE "${PROJECT_BINARY_DIR}/few_headers.cu"
+         "#include <math.h>\nextern \"C\" __global__ void k(float *x) { x[threadIdx.x] = exp2f(__shfl_sync(~0u, x[0], 1)); }\n")
+    execute_process(COMMAND "${FA_NVCC}" --fatbin ${FA_NVCC_FLAGS} "${few}" -o few_headers.fatbin few_headers.cu
+                    WORKING_DIRECTORY "${PROJECT_BINARY_DIR}" RESULT_VARIABLE status OUTPUT_QUIET ERROR_QUIET)
+    if(status EQUAL 0)
+        set(FA_CUDA_HEADERS "${few}")
+    else()
+        message(STATUS "flashattn: kernels read all of CUDA's headers: some of those in cmake/few_headers are missing")
     endif()
 endif()
 
@@ -184,7 +199,7 @@ function(fa_cuda_kernel collection name source oldest)
         OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin"
         BYPRODUCTS "${CMAKE_CURRENT_BINARY_DIR}/${name}.log"
         COMMAND "${CMAKE_COMMAND}" -P "${PROJECT_SOURCE_DIR}/cmake/CompileKernel.cmake" --
-                ${name}.log "${FA_NVCC}" --fatbin ${FA_NVCC_FLAGS} ${targets} ${ARGN}
+                ${name}.log "${FA_NVCC}" --fatbin ${FA_NVCC_FLAGS} ${targets} ${ARGN} ${FA_CUDA_HEADERS}
                 "-I${PROJECT_SOURCE_DIR}/kernels" "-I${PROJECT_SOURCE_DIR}/src"
                 ${list_dependencies} -o ${name}.fatbin "${source}"
         DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/CompileKernel.cmake"

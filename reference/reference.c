@@ -299,9 +299,9 @@ enum { SUMS = 7 };
  * independent, and ref_rounding's `sum` covers those. But equal consecutive terms, as from rows
  * that are the same memory, are rounded the same way: their errors add up. last: the previous
  * terms, 0 at first. */
-WITH_WIDE_VECTORS
-static void add_terms(int64_t n, double factor, double error, const double *restrict x,
-                      double *restrict sums, double *restrict errors, double *restrict last)
+WITH_WIDE_VECTORS UNCHECKED static void
+add_touched_terms(int64_t n, double factor, double error, const double *restrict x,
+                  double *restrict sums, double *restrict errors, double *restrict last)
 {
     for (int64_t i = 0; i < n; i++) {
         const double term = factor * x[i];
@@ -310,6 +310,13 @@ static void add_terms(int64_t n, double factor, double error, const double *rest
         errors[i] += error * fabs(x[i]) + (equal ? ADDITION * fabs(sums[i]) : 0);
         last[i] = term;
     }
+}
+
+static void add_terms(int64_t n, double factor, double error, const double *x, double *sums,
+                      double *errors, double *last)
+{
+    TOUCH(x, n), TOUCH(sums, n), TOUCH(errors, n), TOUCH(last, n);
+    add_touched_terms(n, factor, error, x, sums, errors, last);
 }
 
 /* Everything that is read repeatedly, as doubles. */
@@ -466,8 +473,8 @@ enum { LANES = 8 };
 typedef double lanes __attribute__((vector_size(LANES * sizeof(double))));
 typedef int64_t lanes_bits __attribute__((vector_size(LANES * sizeof(double))));
 
-WITH_WIDE_VECTORS
-static products sum_products(int64_t n, const double *restrict x, const double *restrict y)
+WITH_WIDE_VECTORS UNCHECKED static products
+sum_touched_products(int64_t n, const double *restrict x, const double *restrict y)
 {
     lanes dot = {0}, magnitude = {0}, square = {0};
     products sum = {0, 0, 0};
@@ -493,6 +500,12 @@ static products sum_products(int64_t n, const double *restrict x, const double *
         sum.square += xy * xy;
     }
     return sum;
+}
+
+static products sum_products(int64_t n, const double *x, const double *y)
+{
+    TOUCH(x, n), TOUCH(y, n);
+    return sum_touched_products(n, x, y);
 }
 
 /* Steps 1 to 5 for one key. */

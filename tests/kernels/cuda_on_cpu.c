@@ -28,9 +28,38 @@ enum {
 cuda_index cuda_thread, cuda_block, cuda_grid;
 float *cuda_shared_memory;
 
-/* The __shared__ variables of all kernels, if there are any. */
-extern char __start_cuda_shared[] __attribute__((weak));
-extern char __stop_cuda_shared[] __attribute__((weak));
+/* The __shared__ variables of each file. A kernel uses those of its own one: the first that it stores to
+ * tells which. */
+typedef struct variables {
+    char *first;
+    size_t bytes;
+} variables;
+enum { MOST_FILES = 512 };
+static variables files[MOST_FILES];
+static int num_files;
+static size_t most_bytes;     /* of a file */
+static const variables *ours; /* the running kernel's; NULL: it has not stored to any yet */
+
+CUDA_HAS_VARIABLES(cuda_shared) /* of files without a name of their own */
+
+void cuda_has_variables(char *first, char *end)
+{
+    if (num_files == MOST_FILES) abort();
+    files[num_files++] = (variables){first, (size_t)(end - first)};
+    if (most_bytes < (size_t)(end - first)) most_bytes = (size_t)(end - first);
+}
+
+static bool is_untouched(const variables *v)
+{
+    return (unsigned char)v->first[0] == 0xff && memcmp(v->first, v->first + 1, v->bytes - 1) == 0;
+}
+
+static const variables *find_variables(void)
+{
+    for (int i = 0; i < num_files; i++)
+        if (!is_untouched(&files[i])) return &files[i];
+    return NULL;
+}
 /* The program and its variables, by the linker. */
 extern char __executable_start[], _end[];
 
@@ -179,11 +208,6 @@ unsigned cuda_place_of(unsigned rank)
     return cuda_place / size * size + rank;
 }
 
-static size_t variables_size(void)
-{
-    return __start_cuda_shared ? (size_t)(__stop_cuda_shared - __start_cuda_shared) : 0;
-}
-
 static void set_current(unsigned rank)
 {
     cuda_place = rank;
@@ -196,11 +220,11 @@ static void set_current(unsigned rank)
 /* Makes a block of the cluster the running one, with its variables in place. */
 void cuda_enter_block(unsigned rank)
 {
-    const size_t size = variables_size();
     if (rank == cuda_place) return;
-    if (size) {
-        memcpy(here()->variables, __start_cuda_shared, size);
-        memcpy(__start_cuda_shared, machine.blocks[rank].variables, size);
+    if (!ours) ours = find_variables();
+    if (ours) {
+        memcpy(here()->variables, ours->first, ours->bytes);
+        memcpy(ours->first, machine.blocks[rank].variables, ours->bytes);
     }
     set_current(rank);
     cuda_block.x = here()->number;
@@ -221,13 +245,26 @@ void cuda_die(const char *format, ...)
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
+/* The warp that runs, lane after lane, without the slow ones or with them. A lane continues directly with the
+ * next one, and the last one, if all are at the same exchange, with the first. */
+static struct {
+    unsigned warp, lanes;
+    uint32_t left_out;  /* a bit for each slow lane that does not run */
+    unsigned next, met; /* the next lane; lanes that continued, and are at the next exchange */
+    bool any;           /* a lane has continued since `next` was 0 */
+} turn;
+
+static fiber *next_lane(void);
+
 /* Switches to the next thread; returns when the condition for which this one waits is met. */
 static void meet(meeting at, unsigned phase)
 {
     fiber *f = &here()->fibers[cuda_thread.x];
     f->at = at;
     f->phase = phase;
-    cuda_switch(&f->resume, &machine.scheduler);
+    turn.met += at == OF_WARP;
+    const fiber *next = next_lane();
+    cuda_switch(&f->resume, next ? &next->resume : &machine.scheduler);
 }
 
 static unsigned count_warps(void) { return (machine.run->threads + WARP - 1) / WARP; }
@@ -597,15 +634,6 @@ static void enter(void)
     }
 }
 
-static void resume(unsigned thread)
-{
-    fiber *f = &here()->fibers[thread];
-    cuda_thread.x = thread;
-    if (!f->started) make_place(&f->resume, here()->stacks + (size_t)thread * STACK, enter);
-    f->started = true;
-    cuda_switch(&machine.scheduler, &f->resume);
-}
-
 static bool can_go_on(unsigned thread)
 {
     const fiber *f = &here()->fibers[thread];
@@ -649,33 +677,51 @@ static bool has_met(unsigned first, unsigned lanes)
     return met;
 }
 
+/* Makes the next lane that can continue the running thread. NULL: there is none. */
+static fiber *next_lane(void)
+{
+    const unsigned first = turn.warp * WARP;
+    for (;;) {
+        while (turn.next < turn.lanes) {
+            const unsigned n = turn.next++;
+            const unsigned lane = machine.run->backwards ? turn.lanes - 1 - n : n;
+            if (turn.left_out >> lane & 1 || !can_go_on(first + lane)) continue;
+            fiber *f = &here()->fibers[first + lane];
+            cuda_thread.x = first + lane;
+            turn.any = true;
+            if (!f->started)
+                make_place(&f->resume, here()->stacks + (size_t)(first + lane) * STACK, enter);
+            f->started = true;
+            return f;
+        }
+        if (turn.met < turn.lanes) return NULL;
+        here()->warp_phase[turn.warp]++;
+        turn.next = turn.met = 0;
+    }
+}
+
 /* Runs a warp's threads, without the slow ones or with them, until none can continue. False: none
  * could. */
 static bool run_warp(unsigned warp, bool slow_too)
 {
     const unsigned first = warp * WARP, left = machine.run->threads - first;
-    const unsigned lanes = left < WARP ? left : WARP;
-    bool any = false, again = true;
-    while (again) {
-        again = false;
-        unsigned met = 0; /* lanes that continued, and are at the next exchange */
-        for (unsigned n = 0; n < lanes; n++) {
-            const unsigned thread = first + (machine.run->backwards ? lanes - 1 - n : n);
-            const fiber *f = &here()->fibers[thread];
-            if (!can_go_on(thread) || (is_slow(thread) && !slow_too)) continue;
-            resume(thread);
-            again = true;
-            met += f->at == OF_WARP && f->phase == here()->warp_phase[warp];
-        }
-        any = any || again;
-        /* The usual case, in which nothing else must be checked. */
-        if (met == lanes) here()->warp_phase[warp]++;
-        else if (!again && has_met(first, lanes)) {
+    const bool is_slow_warp = cuda_place * count_warps() + warp == machine.run->slow_warp;
+    turn.warp = warp;
+    turn.lanes = left < WARP ? left : WARP;
+    turn.left_out = is_slow_warp && !slow_too ? machine.run->slow_lanes : 0;
+    bool any = false;
+    do {
+        turn.next = turn.met = 0;
+        turn.any = false;
+        const fiber *next = next_lane();
+        if (next) cuda_switch(&machine.scheduler, &next->resume);
+        any = any || turn.any;
+        if (!turn.any && has_met(first, turn.lanes)) {
             here()->warp_phase[warp]++;
-            again = true;
+            turn.any = true;
         }
-    }
-    if (any) check_lanes(first, lanes);
+    } while (turn.any);
+    if (any) check_lanes(first, turn.lanes);
     return any;
 }
 
@@ -818,6 +864,21 @@ static void check_guard(void)
         if (guard[i] != 0x5a) cuda_die("a write behind the dynamic shared memory");
 }
 
+/* When none of a run's blocks has begun, all are as the last run left them. */
+static void clear_variables(void)
+{
+    if (ours) memset(ours->first, 0xff, ours->bytes);
+    else
+        for (int i = 0; i < num_files; i++) memset(files[i].first, 0xff, files[i].bytes);
+}
+
+static void check_variables(void)
+{
+    for (int i = 0; ours && i < num_files; i++)
+        if (&files[i] != ours && !is_untouched(&files[i]))
+            cuda_die("a kernel uses the shared variables of two files");
+}
+
 static void end_block(void)
 {
     if (!all_at(0, machine.run->threads, ENDED)) die_waiting();
@@ -827,6 +888,7 @@ static void end_block(void)
                      here()->named[number].arrived, here()->named[number].threads, number);
     if (machine.run->units) machine.run->units->end();
     check_guard();
+    check_variables();
 }
 
 static void start_fiber(unsigned thread)
@@ -845,7 +907,8 @@ static void start_block(unsigned number)
     here()->number = cuda_block.x = number;
     memset(cuda_shared_memory, 0xff, bytes);
     memset((char *)cuda_shared_memory + bytes, 0x5a, GUARD);
-    if (__start_cuda_shared) memset(__start_cuda_shared, 0xff, variables_size());
+    clear_variables();
+    memset(here()->variables, 0xff, most_bytes);
     memset(here()->named, 0, sizeof here()->named);
     for (unsigned n = 0; n < machine.run->threads; n++) start_fiber(n);
     if (machine.run->units) machine.run->units->start(machine.run);
@@ -860,7 +923,7 @@ static void allocate(block *b, const cuda_run *run)
         for (unsigned n = 0; n < MOST_THREADS; n++) b->fibers[n].started = false;
     }
     b->dynamic = aligned_alloc(128, ((size_t)run->smem_bytes + GUARD + 127) / 128 * 128);
-    b->variables = malloc(variables_size() + 1);
+    b->variables = malloc(most_bytes + 1);
     if (!b->stacks || !b->dynamic || !b->variables) abort();
 }
 
@@ -880,6 +943,7 @@ void cuda_run_kernel(const cuda_run *run)
         most > CUDA_MOST_TOGETHER)
         abort();
     for (unsigned rank = 0; rank < most; rank++) allocate(&machine.blocks[rank], run);
+    ours = NULL;
     set_current(0);
     for (unsigned n = 0; n < run->grid; n += machine.together) {
         machine.together = most < run->grid - n ? most : run->grid - n;

@@ -24,8 +24,14 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
-/* Contiguous, so that they can be filled with NaN when a block begins. */
-#define __shared__ static __attribute__((section("cuda_shared")))
+/* Those of a file are contiguous: they are filled with NaN when a block begins, and the blocks of a cluster
+ * take turns to have theirs there. */
+#ifndef CUDA_VARIABLES
+#define CUDA_VARIABLES cuda_shared
+#endif
+#define CUDA_TEXT(name) CUDA_TEXT_OF(name)
+#define CUDA_TEXT_OF(name) #name
+#define __shared__ static __attribute__((section(CUDA_TEXT(CUDA_VARIABLES))))
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __grid_constant__
@@ -99,6 +105,17 @@ static inline uint32_t atomicInc(uint32_t *address, uint32_t most)
     *address = before >= most ? 0 : before + 1;
     return before;
 }
+
+/* Tells the machine before the program begins where a file's shared variables are, if it has any. */
+void cuda_has_variables(char *first, char *end);
+#define CUDA_HAS_VARIABLES(name) CUDA_HAS_VARIABLES_OF(name)
+#define CUDA_HAS_VARIABLES_OF(name)                                                                \
+    extern char __start_##name[] __attribute__((weak));                                            \
+    extern char __stop_##name[] __attribute__((weak));                                             \
+    __attribute__((constructor)) static void tell_variables_of_##name(void)                        \
+    {                                                                                              \
+        if (__start_##name) cuda_has_variables(__start_##name, __stop_##name);                     \
+    }
 
 /* Dynamic shared memory of the requested size, NaN when a block begins. */
 extern float *cuda_shared_memory;

@@ -91,18 +91,27 @@ typedef struct result {
     float value[MAX_COLUMNS / 2];
 } result;
 
+/* What each thread has of its own in a product. */
+typedef struct own_operands {
+    float *d;
+    const uint32_t *registers;
+} own_operands;
+
 typedef struct lane {
-    hopper_product products[MAX_PRODUCTS]; /* number n is at n % MAX_PRODUCTS */
-    uint64_t issued, commits;              /* products, groups of them */
-    uint64_t end[MAX_COMMITS];             /* group g ends before product end[g % MAX_COMMITS] */
-    uint64_t wanted;                       /* groups that it waits for */
+    own_operands operands[MAX_PRODUCTS]; /* of product number n at n % MAX_PRODUCTS */
+    uint64_t issued, commits;            /* products, groups of them */
+    uint64_t end[MAX_COMMITS];           /* group g ends before product end[g % MAX_COMMITS] */
     bool fenced;
     result results[MAX_RESULTS];
 } lane;
 
-/* Threads whose products complete together: a warpgroup, or a warp, which has 16 rows. */
+/* Threads whose products complete together: a warpgroup, or a warp, which has 16 rows. Products are those
+ * of the thread that issued the most. */
 typedef struct strip {
+    hopper_product products[MAX_PRODUCTS]; /* number n is at n % MAX_PRODUCTS */
+    uint64_t issued;
     uint64_t done, groups_done; /* products, groups */
+    uint64_t wanted;            /* groups that some thread waits for */
 } strip;
 
 typedef struct warpgroup {
@@ -124,8 +133,10 @@ typedef struct block_units {
     /* For each two bytes there: which thread stored them, and how many fences it had made. 0: none,
      * or a copy. */
     uint32_t *stored;
+    size_t bytes; /* for which there is room in both */
     uint32_t fences[MAX_THREADS];
     bulk_groups bulk[MAX_THREADS];
+    bool bulk_wanted; /* false: no thread waits for groups that have not ended */
     warpgroup groups[MAX_GROUPS];
     int registers[MAX_THREADS];
     int pause; /* how much longer threads pause; 0: none does */
@@ -700,9 +711,9 @@ static void drop_ended_additions(void)
 {
     int left = 0;
     for (int i = 0; i < units.num_additions; i++) {
-        const addition a = units.additions[i];
-        if (a.read && a.added) free(a.values), free(a.box);
-        else units.additions[left++] = a;
+        const addition *a = &units.additions[i];
+        if (a->read && a->added) free(a->values), free(a->box);
+        else if (left++ < i) units.additions[left - 1] = *a;
     }
     units.num_additions = left;
 }
@@ -794,12 +805,14 @@ void hopper_bulk_wait(int pending, hopper_bulk_end end)
     const uint64_t wanted = g->committed > left ? g->committed - left : 0;
     const cuda_wait wait = {have_ended, describe_groups, &g->ended[end], wanted};
     g->wanted[end] = wanted;
+    here()->bulk_wanted = here()->bulk_wanted || g->ended[end] < wanted;
     if (!units.run->late_copies && g->ended[end] < wanted) end_groups(cuda_thread.x, wanted, end);
     cuda_wait_until(&wait);
 }
 
 static bool end_some_groups(void)
 {
+    if (!here()->bulk_wanted) return false;
     for (unsigned thread = 0; thread < units.run->threads; thread++)
         for (int end = HOPPER_BULK_READ; end <= HOPPER_BULK_ADDED; end++) {
             const bulk_groups *g = &here()->bulk[thread];
@@ -807,6 +820,7 @@ static bool end_some_groups(void)
             end_groups(thread, g->wanted[end], (hopper_bulk_end)end);
             return true;
         }
+    here()->bulk_wanted = false;
     return false;
 }
 
@@ -979,6 +993,9 @@ static int strip_threads(void) { return units.run->warps_multiply ? WARP : WARPG
 static int strips(void) { return WARPGROUP / strip_threads(); }
 static int first_of(int i) { return i * strip_threads(); }
 
+/* Whole ones. */
+static int warpgroups(void) { return (int)units.run->threads / WARPGROUP; }
+
 static int this_strip(void) { return (int)(cuda_thread.x % WARPGROUP) / strip_threads(); }
 
 static lane *this_lane(void)
@@ -1023,17 +1040,32 @@ static void release_accumulators(result *r)
     r->d = NULL;
 }
 
+/* All threads of a warpgroup must issue the same. */
+static bool are_the_same(const hopper_product *p, const hopper_product *first)
+{
+    return p->columns == first->columns && p->element == first->element &&
+           p->accumulate == first->accumulate && !p->registers == !first->registers &&
+           p->across_a == first->across_a && p->across == first->across && p->a == first->a &&
+           p->b == first->b;
+}
+
 void hopper_multiply(const hopper_product *p)
 {
     lane *l = this_lane();
+    strip *of = &here()->groups[cuda_thread.x / WARPGROUP].strips[this_strip()];
+    const uint64_t at = l->issued % MAX_PRODUCTS;
     if (cuda_thread.x >= units.run->threads / WARPGROUP * WARPGROUP)
         cuda_die("products of a thread that is in no whole warpgroup");
     if (!l->fenced) cuda_die("products without a fence since the last wait");
-    if (l->issued - here()->groups[cuda_thread.x / WARPGROUP].strips[this_strip()].done ==
-        MAX_PRODUCTS)
-        cuda_die("too many products on their way");
+    if (l->issued - of->done == MAX_PRODUCTS) cuda_die("too many products on their way");
     hold_accumulators(l, p);
-    l->products[l->issued++ % MAX_PRODUCTS] = *p;
+    if (l->issued == of->issued) {
+        of->products[at] = *p;
+        of->issued++;
+    } else if (!are_the_same(p, &of->products[at]))
+        cuda_die("the threads of a warpgroup issue different products");
+    l->operands[at] = (own_operands){p->d, p->registers};
+    l->issued++;
 }
 
 /* Columns of A and rows of B: 32 bytes. */
@@ -1048,14 +1080,20 @@ static float cut_to_tf32(uint32_t bits)
     return x;
 }
 
+/* All float16 numbers, from the first block on. */
+static float halves[1 << 16];
+
+static void fill_halves(void)
+{
+    if (halves[0x3c00] != 0.0f) return;
+    for (int i = 0; i < 1 << 16; i++) halves[i] = fa_half_to_float((uint16_t)i);
+}
+
 /* The contiguous elements in 16 bytes. */
 static void decode(uint32_t address, fa_element element, float *x)
 {
-    static float halves[1 << 16];
     uint16_t bits[8];
     uint32_t words[4];
-    if (halves[0x3c00] == 0.0f)
-        for (int i = 0; i < 1 << 16; i++) halves[i] = fa_half_to_float((uint16_t)i);
     const void *at = cuda_shared_at(swizzled(address) | block_bits(), 16);
     const void *seen = read_seen(offset_in_shared(at), sizeof bits);
     if (element == FA_ELEMENT_TF32) {
@@ -1124,7 +1162,7 @@ static void transpose(const float *x, int rows, int depth, float *y)
 static float half_of(uint32_t x2, int upper, fa_element element)
 {
     const uint16_t bits = (uint16_t)(upper ? x2 >> 16 : x2);
-    return element == FA_ELEMENT_BFLOAT16 ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
+    return element == FA_ELEMENT_BFLOAT16 ? fa_bfloat_to_float(bits) : halves[bits];
 }
 
 /* In tf32: register i is column t of row g, 4 columns later in registers 2 and 3, and row g + 8 in
@@ -1132,10 +1170,10 @@ static float half_of(uint32_t x2, int upper, fa_element element)
 static void read_tf32_registers(const warpgroup *w, int i_strip, uint64_t number, float *x)
 {
     for (int thread = first_of(i_strip); thread < first_of(i_strip + 1); thread++) {
-        const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
+        const uint32_t *registers = w->lanes[thread].operands[number % MAX_PRODUCTS].registers;
         for (int i = 0; i < 4; i++) {
             const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i % 2);
-            x[8 * row + thread % 4 + 4 * (i / 2)] = cut_to_tf32(p->registers[i]);
+            x[8 * row + thread % 4 + 4 * (i / 2)] = cut_to_tf32(registers[i]);
         }
     }
 }
@@ -1144,12 +1182,13 @@ static void read_tf32_registers(const warpgroup *w, int i_strip, uint64_t number
  * registers 2 and 3, and row g + 8 in odd registers. */
 static void read_registers(const warpgroup *w, int i_strip, uint64_t number, float *x)
 {
+    const fa_element element = w->strips[i_strip].products[number % MAX_PRODUCTS].element;
     for (int thread = first_of(i_strip); thread < first_of(i_strip + 1); thread++) {
-        const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
+        const uint32_t *registers = w->lanes[thread].operands[number % MAX_PRODUCTS].registers;
         for (int i = 0; i < 8; i++) {
             const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i / 2 % 2);
             const int column = thread % 4 * 2 + i % 2 + 8 * (i / 4);
-            x[16 * row + column] = half_of(p->registers[i / 2], i % 2, p->element);
+            x[16 * row + column] = half_of(registers[i / 2], i % 2, element);
         }
     }
 }
@@ -1167,7 +1206,7 @@ static void move_results(warpgroup *w, int i_strip, uint64_t number, float *sum,
 {
     for (int thread = first_of(i_strip); thread < first_of(i_strip + 1); thread++) {
         lane *l = &w->lanes[thread];
-        result *r = find_result(l, l->products[number % MAX_PRODUCTS].d);
+        result *r = find_result(l, l->operands[number % MAX_PRODUCTS].d);
         for (int i = 0; i < r->count; i++) {
             float *at = &sum[index_in_result(thread, i, 2 * r->count)];
             if (way == FROM_LANES) *at = r->value[i];
@@ -1216,7 +1255,7 @@ static void add_and_cut_off(float *restrict sum, const float *restrict a, const 
 static void multiply(const warpgroup *w, int i_strip, uint64_t number, float *sum)
 {
     static float a[64 * 16], b[16 * MAX_COLUMNS], rows[16 * MAX_COLUMNS];
-    const hopper_product *p = &w->lanes[first_of(i_strip)].products[number % MAX_PRODUCTS];
+    const hopper_product *p = &w->strips[i_strip].products[number % MAX_PRODUCTS];
     const int rows_each = 64 / strips(), first_row = i_strip * rows_each;
     see_fenced();
     if (!p->accumulate) memset(sum, 0, sizeof *sum * 64 * (size_t)p->columns);
@@ -1234,21 +1273,6 @@ static void multiply(const warpgroup *w, int i_strip, uint64_t number, float *su
     }
     (hopper_cuts_off ? add_and_cut_off : add_products)(
         sum + first_row * p->columns, a + first_row * depth, b, rows_each, p->columns, depth);
-}
-
-/* All threads of a warpgroup must issue the same. */
-static void check_product(const warpgroup *w, int i_strip, uint64_t number)
-{
-    const int from = first_of(i_strip);
-    const hopper_product *first = &w->lanes[from].products[number % MAX_PRODUCTS];
-    for (int thread = from + 1; thread < first_of(i_strip + 1); thread++) {
-        const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
-        if (p->columns != first->columns || p->element != first->element ||
-            p->accumulate != first->accumulate || !p->registers != !first->registers ||
-            p->across_a != first->across_a || p->across != first->across || p->a != first->a ||
-            p->b != first->b)
-            cuda_die("the threads of a warpgroup issue different products");
-    }
 }
 
 static uint64_t end_of_group(const lane *l, uint64_t group) { return l->end[group % MAX_COMMITS]; }
@@ -1274,12 +1298,11 @@ static void finish_group(warpgroup *w, int i_strip)
     const uint64_t end = end_of_group(first, of->groups_done);
     const float *d = NULL;
     for (; of->done < end; of->done++) {
-        check_product(w, i_strip, of->done);
-        if (first->products[of->done % MAX_PRODUCTS].d != d)
+        if (first->operands[of->done % MAX_PRODUCTS].d != d)
             move_results(w, i_strip, of->done, sum, FROM_LANES);
-        d = first->products[of->done % MAX_PRODUCTS].d;
+        d = first->operands[of->done % MAX_PRODUCTS].d;
         multiply(w, i_strip, of->done, sum);
-        if (of->done + 1 < end && first->products[(of->done + 1) % MAX_PRODUCTS].d == d) continue;
+        if (of->done + 1 < end && first->operands[(of->done + 1) % MAX_PRODUCTS].d == d) continue;
         move_results(w, i_strip, of->done, sum, TO_LANES);
     }
     of->groups_done++;
@@ -1312,22 +1335,21 @@ void hopper_products_wait(int pending)
 {
     warpgroup *w = &here()->groups[cuda_thread.x / WARPGROUP];
     lane *l = this_lane();
+    strip *of = &w->strips[this_strip()];
     l->fenced = false;
-    l->wanted = l->commits > (uint64_t)pending ? l->commits - (uint64_t)pending : 0;
-    const cuda_wait wait = {are_done, describe_products, &w->strips[this_strip()], l->wanted};
+    const uint64_t wanted = l->commits > (uint64_t)pending ? l->commits - (uint64_t)pending : 0;
+    const cuda_wait wait = {are_done, describe_products, of, wanted};
+    if (of->wanted < wanted) of->wanted = wanted;
     cuda_wait_until(&wait);
 }
 
 /* Only products that a whole warpgroup has issued and that are waited for. */
 static bool finish_some_products(void)
 {
-    for (int n = 0; n < MAX_GROUPS * strips(); n++) {
+    for (int n = 0; n < warpgroups() * strips(); n++) {
         warpgroup *w = &here()->groups[n / strips()];
         const int i = n % strips();
-        bool wanted = false;
-        for (int thread = first_of(i); thread < first_of(i + 1); thread++)
-            wanted = wanted || w->lanes[thread].wanted > w->strips[i].groups_done;
-        if (!wanted || !is_committed(w, i)) continue;
+        if (w->strips[i].wanted <= w->strips[i].groups_done || !is_committed(w, i)) continue;
         finish_group(w, i);
         return true;
     }
@@ -1336,7 +1358,7 @@ static bool finish_some_products(void)
 
 static void check_products(void)
 {
-    for (int i = 0; i < MAX_GROUPS; i++)
+    for (int i = 0; i < warpgroups(); i++)
         for (int thread = 0; thread < WARPGROUP; thread++)
             if (here()->groups[i].lanes[thread].issued !=
                 here()->groups[i].strips[thread / strip_threads()].done)
@@ -1375,6 +1397,36 @@ static void check_registers(void)
 
 /* ---- The units ------------------------------------------------------------------------------- */
 
+/* It is kept from block to block. */
+static void get_shared_memory(block_units *u, size_t bytes)
+{
+    const size_t stored = (bytes / 2 + 8) * sizeof *u->stored;
+    if (!u->stored || u->bytes < bytes) {
+        free(u->seen);
+        free(u->stored);
+        u->seen = malloc(bytes + 1);
+        u->stored = malloc(stored);
+        if (!u->seen || !u->stored) abort();
+        u->bytes = bytes;
+    }
+    memset(u->seen, 0xff, bytes);
+    memset(u->stored, 0, stored);
+}
+
+static void start_warpgroup(warpgroup *w)
+{
+    for (int i = 0; i < WARPGROUP / WARP; i++) {
+        strip *of = &w->strips[i];
+        of->issued = of->done = of->groups_done = of->wanted = 0;
+    }
+    for (int n = 0; n < WARPGROUP; n++) {
+        lane *l = &w->lanes[n];
+        l->issued = l->commits = 0;
+        l->fenced = false;
+        for (int r = 0; r < MAX_RESULTS; r++) l->results[r].d = NULL;
+    }
+}
+
 static void start(const cuda_run *run)
 {
     /* Warps after the last whole warpgroup can load, but issue no products. */
@@ -1384,24 +1436,13 @@ static void start(const cuda_run *run)
     here()->block = ++units.blocks;
     here()->num_barriers = here()->num_loads = 0;
     here()->barriers_fenced = here()->proxy_fenced = false;
-    here()->seen = malloc(run->smem_bytes);
-    if (!here()->seen) abort();
-    memset(here()->seen, 0xff, run->smem_bytes);
-    here()->stored = calloc(run->smem_bytes / 2 + 8, sizeof *here()->stored);
-    if (!here()->stored) abort();
+    here()->bulk_wanted = false;
+    fill_halves();
+    get_shared_memory(here(), run->smem_bytes);
     memset(here()->fences, 0, sizeof here()->fences);
     memset(here()->bulk, 0, sizeof here()->bulk);
     for (unsigned n = 0; n < run->threads; n++) here()->registers[n] = at_start();
-    for (int i = 0; i < MAX_GROUPS; i++) {
-        warpgroup *w = &here()->groups[i];
-        memset(w->strips, 0, sizeof w->strips);
-        for (int n = 0; n < WARPGROUP; n++) {
-            lane *l = &w->lanes[n];
-            l->issued = l->commits = l->wanted = 0;
-            l->fenced = false;
-            for (int r = 0; r < MAX_RESULTS; r++) l->results[r].d = NULL;
-        }
-    }
+    for (int i = 0; i < warpgroups(); i++) start_warpgroup(&here()->groups[i]);
 }
 
 static bool is_pause_over(const cuda_wait *wait)
@@ -1445,8 +1486,6 @@ static void end(void)
     check_registers();
     check_additions();
     if (++units.ended == units.run->grid) finish_additions();
-    free(here()->seen);
-    free(here()->stored);
 }
 
 const cuda_units hopper_units = {start, go_on, end, store, check_waited};

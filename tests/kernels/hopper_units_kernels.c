@@ -115,8 +115,9 @@ static void multiply_step(float *d, const uint16_t *a, const char *in_shared, in
     const char *b = in_shared + 64 * 128;
     const uint64_t along_a = ptx_matrix_descriptor(in_shared, 1024, 0) + (uint64_t)(step * 32 / 16);
     const uint64_t across_a = ptx_matrix_descriptor(in_shared + step * 16 * 128, 1024, 0);
+    const int first = p->first + (p->other == (int)threadIdx.x ? 8 : 0);
     const uint64_t across_b =
-        ptx_matrix_descriptor(b + step * 16 * 128, 1024, 0) + (uint64_t)(p->first * 2 / 16);
+        ptx_matrix_descriptor(b + step * 16 * 128, 1024, 0) + (uint64_t)(first * 2 / 16);
     const uint64_t along_b =
         ptx_matrix_descriptor(b, 1024, 0) + (uint64_t)(p->first * 128 / 16 + step * 32 / 16);
     switch (p->how) {

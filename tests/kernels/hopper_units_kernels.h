@@ -59,6 +59,7 @@ typedef struct product_parameters {
     int first;
     operand how;
     int unfenced; /* the thread that makes no fence; -1: all threads make one */
+    int other;    /* the thread that issues other products; -1: none does */
 } product_parameters;
 void multiply_columns(product_parameters p);
 

@@ -1,7 +1,7 @@
 /*
  * Chooses the random problems that the tests of kernels on the host run. FA_ALL_TESTS=1 in the
- * environment: all; another number n, as in CI: a sample, and every nth problem. By default only a
- * sample, so that `make test` stays short: for each variant one problem; for each option one with
+ * environment: all; another number n, as in CI: a sample, and every nth problem, of large ones every
+ * 3nth, for these take most of the time and have the same kinds of tiles. By default only a sample, so that `make test` stays short: for each variant one problem; for each option one with
  * each family of kernels that supports it; and of the small problems some of each variant,
  * beginning at a different one for each variant. A test goes through its problems twice: the first
  * time none is run, to find the smallest problem for each need that is not tiny.
@@ -19,6 +19,7 @@
 
 enum {
     SAMPLE_EVERY = 4,        /* of problems made by hand */
+    SAMPLE_LARGE_EVERY = 3,  /* of every nth problem, of large ones */
     SAMPLE_SMALL_EVERY = 16, /* of small ones of a variant */
     SAMPLE_SETS = 64,
     SAMPLE_FAMILIES = 16,
@@ -27,7 +28,7 @@ enum {
 };
 
 /* Multiply-adds of a problem that is not tiny: some tiles of queries and of keys. */
-static const double sample_work = 5e6, sample_small_work = 1e7;
+static const double sample_work = 5e6, sample_small_work = 1e7, sample_large_work = 2e7;
 
 /* A property that some problem must have. */
 typedef struct sample_need {
@@ -164,7 +165,8 @@ static inline bool sample_takes(const fa_problem *p, const fa_cuda_plan *plan, u
         else if (sample_is_better(work, need->work)) need->work = work;
     }
     if (sample.searching) return false;
-    if (sample.every) takes |= (sample.taken + sample.left_out) % sample.every == 0;
+    const int every = sample.every * (work > sample_large_work ? SAMPLE_LARGE_EVERY : 1);
+    if (every) takes |= (sample.taken + sample.left_out) % every == 0;
     if (n.rarest >= 0 && work < sample_small_work)
         takes |= (++sample.variants[n.rarest].offered + n.rarest) % SAMPLE_SMALL_EVERY == 0;
     for (int i = 0; i < n.count && takes; i++) n.need[i]->met = true;

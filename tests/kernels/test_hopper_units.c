@@ -114,9 +114,9 @@ static void check_matrices(int how)
 static _Alignas(16) uint16_t a[64][64], b[64][64];
 static float d[64][32];
 
-static void run_product(int first, operand kind, int unfenced, int how)
+static void run_product(int first, operand kind, int unfenced, int other, int how)
 {
-    const product_parameters p = {&a[0][0], &b[0][0], &d[0][0], first, kind, unfenced};
+    const product_parameters p = {&a[0][0], &b[0][0], &d[0][0], first, kind, unfenced, other};
     /* Small whole numbers: every sum is exact. */
     for (int i = 0; i < 64 * 64; i++) {
         a[i / 64][i % 64] = fa_float_to_bfloat((float)(i * 37 % 17 - 8));
@@ -127,7 +127,7 @@ static void run_product(int first, operand kind, int unfenced, int how)
 
 static void check_product(int first, operand kind, int how)
 {
-    run_product(first, kind, -1, how);
+    run_product(first, kind, -1, -1, how);
     for (int r = 0; r < 64; r++)
         for (int c = 0; c < 32; c++) {
             float want = 0;
@@ -154,9 +154,10 @@ static void run_turns(int named, int how)
 static void make_mistake(int number, int how)
 {
     if (number < MISTAKES) run_sums((mistake)number, false, how);
-    else if (number == MISTAKES) run_product(48, A_IN_SHARED, -1, how);
-    else if (number == MISTAKES + 1) run_product(32, A_IN_SHARED, 100, how);
-    else run_turns(number == MISTAKES + 3, how | SLOW);
+    else if (number == MISTAKES) run_product(48, A_IN_SHARED, -1, -1, how);
+    else if (number == MISTAKES + 1) run_product(32, A_IN_SHARED, 100, -1, how);
+    else if (number == MISTAKES + 2) run_product(16, A_IN_SHARED, -1, 77, how);
+    else run_turns(number == MISTAKES + 4, how | SLOW);
 }
 
 static const struct {
@@ -179,8 +180,9 @@ static const struct {
     {END_NOT_WAITED_FOR, -1, "may still read its source"},
     {MISTAKES, -1, "starts within a row's 128 bytes and leaves them"},
     {MISTAKES + 1, -1, "without a fence"},
-    {MISTAKES + 2, -1, "arrives at named barrier 2 again"},
+    {MISTAKES + 2, -1, "issue different products"},
     {MISTAKES + 3, -1, "arrives at named barrier 2 again"},
+    {MISTAKES + 4, -1, "arrives at named barrier 2 again"},
 };
 
 /* In another process, which must abort; returns its messages. */
