@@ -280,11 +280,12 @@ static bool is_faster_ordered(const fa_problem *p, const fa_cuda_device *device,
 
 /* Whether clusters of wide heads that are not persistent are faster, where sums have one order (H200, head dim 192, rate over that of
  * any order, persistent and not: causal n 4k 0.977, 0.954, n 8k 0.950, 0.947, n 16k 0.943 to 0.953, 0.967, n 32k 0.958, 0.988; full n 4k
- * 0.969, 0.966, n 16k 0.930 to 0.953, 0.974). In one round of clusters they have nothing to do ahead. */
+ * 0.969, 0.966, n 16k 0.930 to 0.953, 0.974). In one round of short rows they have nothing to do ahead (n 512 1.03). */
 static bool is_faster_alone(const fa_problem *p, const fa_cuda_device *device)
 {
     const int64_t clusters = count_key_tiles(p) * p->heads_kv * p->batch;
-    return !p->cu_seqlens_k && (p->rows_k > 12288 || clusters <= device->multiprocessors / 2);
+    return !p->cu_seqlens_k &&
+           (p->rows_k > 12288 || (p->rows_k <= 1024 && clusters <= device->multiprocessors / 2));
 }
 
 /* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
@@ -558,11 +559,20 @@ static bool turns_in_window(const fa_problem *p, const fa_variant *v)
     return has_window(p) && v->ordered && !v->value_dim && (v->rounding || !has_groups(p));
 }
 
+/* Whether its blocks go through a query tile of all heads that share keys, then the next one (HEADS_IN_TURN). */
+static bool takes_heads_in_turn(const fa_variant *v)
+{
+    return v->rounding == 2 || (v->ordered && is_wide(v) && v->head_dim == 192);
+}
+
 /* Heads whose queries, dout and sums of dq fit into so much of the L2 cache. */
 static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t l2_bytes)
 {
+    /* H200, head dim 128, full, n 512, 32 query heads of 8 key heads: 4, 16, 25 and 67 of these 1.05, 1.08, 1.10, 0.95. */
+    const int64_t heads =
+        v->rounding == 2 && !v->persistent && !p->causal ? p->heads_q / p->heads_kv : 1;
     const int64_t rows = turns_in_window(p, v) ? count_rows_together(p) : p->rows_q,
-                  bytes = rows * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
+                  bytes = heads * rows * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
     return bytes > 0 ? l2_bytes / bytes : INT64_MAX;
 }
 
@@ -631,7 +641,7 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     if (!fa_cuda_shrinks(p) || l->tiles < (p->batch_invariant ? 1 : 2)) return 0;
     const int64_t heads = l->tasks / l->tiles;
     const fa_variant *v = &fa_variants[l->variant];
-    if (v->rounding && has_groups(p)) return 0; /* heads in turn: hardly any block waits */
+    if (has_groups(p) && takes_heads_in_turn(v)) return 0; /* hardly any block waits */
     const int64_t busy = (count_takers(v, device) + l->tiles - 1) / l->tiles;
     const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3);
     const int64_t left =
@@ -1222,28 +1232,30 @@ static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t 
     return tiles > 8 || percent < (tiles == 2 ? 500 : tiles == 3 ? 250 : tiles == 4 ? 500 : 1000);
 }
 
-/* The same with a window. Rate over that of any order (H200, two rounds of blocks and more, by the key tiles that a query sees): head dim
- * 64, 2 1.15, 3 1.05, 5 1.01 to 1.09, 9 0.94 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87); 128, 2 1.27, 3 1.12, 5 1.07 to
- * 1.12, 9 1.01 to 1.07, 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 64, 3 1.17, 9 1.00, 128, 3 1.16, 9 0.84. */
-static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
+/* The same with a window. Rate over that of any order (H200, by the key tiles that a query sees): head dim 64, 2 1.15, 3 1.05 (half a round
+ * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87); 128, 2 1.29, 3 1.13 (half a
+ * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06, 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 64, 3 1.15, 9
+ * 1.03, 128, 3 1.14, 9 0.84; seven: 64, 5 0.92 (0.97). */
+static bool is_slow_window_rounding(const fa_problem *p)
 {
     const int64_t keys = FA_BACKWARD_SM90_KEYS, seen = count_rows_together(p) / keys - 2;
-    const bool narrow = p->d <= 64 && p->d_v <= 64;
-    if (!narrow && has_groups(p) && seen > 4) return true;
-    if (is_ordered(p)) return seen > (narrow ? 64 : 20);
-    return percent < 150 || seen > (narrow ? 6 : 10);
+    const bool narrow = p->d <= 64 && p->d_v <= 64, ordered = is_ordered(p);
+    const bool few = narrow && ordered && p->heads_q <= 4 * p->heads_kv;
+    if (has_groups(p) && seen > 4 && !few) return true;
+    if (ordered) return seen > (narrow ? 64 : 20);
+    return seen > (narrow ? 6 : 10);
 }
 
 /* The same where query heads share keys (H200, four query heads for a key head, rate over that of any order, by key tiles): causal, head dim
- * 64, 2 1.5, 4 1.21, 8 1.09, 16 1.04, 32 0.99 (others in one order 0.89), 128 0.94 to 1.00 (0.71); 128, 2 1.7, 4 1.33, 8 1.05 to 1.13, 12
- * 1.04, 16 0.99, 32 0.95 to 0.97 (0.82), 128 0.92 to 0.95 (0.75). Full, head dim 64, 4 1.06, 8 0.99 (0.90), 32 0.95 (0.955); 128, 2 1.21,
- * 3 1.15, 4 1.10, 8 1.00 to 1.02 (1.02), 32 0.90 to 0.93 (0.98). Seven query heads, causal, 8 1.15 and 1.3. */
+ * 64, 2 1.5, 4 1.2, 8 1.1, 16 1.04 (with three query heads 0.98), 32 0.99 (others in one order 0.89), 128 0.95 (0.70); 128, 2 1.7, 4 1.3, 8
+ * 1.12, 12 1.07, 16 1.0, 32 0.96 to 0.99 (0.83), 64 0.94 (0.84), 128 0.92 (0.77). Full, head dim 64, 2 1.13 to 1.19, 3 1.13, 4 1.06, 6 1.04
+ * (0.955), 8 0.97 to 0.99 (0.90), 32 0.95 (0.955); 128, 2 1.17 to 1.24, 3 1.15 to 1.2, 4 1.10, 6 1.07, 8 1.00 to 1.02 (1.02), 32 0.90 to
+ * 0.93 (0.98). With two rounds of blocks: causal, 8, 64 1.01, 128 0.985. */
 static bool is_slow_group_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
-    const bool narrow = p->d <= 64 && p->d_v <= 64;
+    const bool narrow = p->d <= 64 && p->d_v <= 64, many = p->heads_q >= 4 * p->heads_kv;
     if (is_ordered(p)) return !p->causal && tiles > (narrow ? 16 : 8);
-    if (p->causal) return percent < 150 || tiles > (narrow ? 16 : 12);
-    return percent < 200 || tiles > (narrow ? 4 : 6);
+    return percent < 200 || tiles > (!p->causal ? (narrow ? 4 : 6) : narrow && many ? 16 : 12);
 }
 
 /* Whether a launch that rounds dQ would cost less than blocks that wait for each other's shares. Rate over that of the other families
@@ -1263,7 +1275,7 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
     const bool narrow = p->d <= 64 && p->d_v <= 64;
     if (!has_last_shares(p, device) || 3 * p->rows_q < 2 * p->rows_k) return true;
     if (!narrow && !is_above_96(p)) return true;
-    if (has_window(p)) return is_slow_window_rounding(p, percent);
+    if (has_window(p)) return is_slow_window_rounding(p);
     if (!p->causal && p->window_right >= 0) return true;
     if (has_groups(p)) return is_slow_group_rounding(p, tiles, percent);
     if (narrow) return is_slow_narrow_rounding(p, tiles, percent);
