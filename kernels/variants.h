@@ -507,6 +507,9 @@ VARIANT_16BIT(backward_sm90_d192_128, .file = "backward_sm90/backward_sm90", .ke
               .head_dim = 192, .value_dim = 128, .options = 0, .stages = 2, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_wide_d192_ordered, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2, .persistent = 1, .static_smem = 960, .ordered = 1)
+/* In long rows, and in one round. */
+VARIANT_16BIT(backward_sm90_wide_d192_turns, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2, .ordered = 1)
 VARIANT_16BIT(backward_sm90_wide_d192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2)
 VARIANT_16BIT(backward_sm90_wide_d256_ordered, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
@@ -553,9 +556,12 @@ END(backward, sm90_chained)
 FAMILY(backward, sm90_rounding)
 VARIANT_16BIT(backward_sm90_d64_rounding, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3, .static_smem = 1024, .ordered = 1, .persistent = 1, .dq_buffers = 3,
-              .dq_transposed = 1, .rounding = 1)
+              .dq_transposed = 1, .rounding = 2)
 VARIANT_16BIT(backward_sm90_d128_rounding, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512, .ordered = 1, .rounding = 1)
+/* Where query heads share keys. */
+VARIANT_16BIT(backward_sm90_d128_rounding_group, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512, .ordered = 1, .rounding = 2)
 END(backward, sm90_rounding)
 
 /* The same, without options, with blocks that prepare and finish in the same launch. */

@@ -22,7 +22,8 @@
  *                  of a tile's dQ to what it gets from the block before, and passes the sum on; the
  *                  last one whose keys the tile sees rounds and stores it (chain.cuh)
  *     ROUNDING     1: the block that adds the last share to a query tile's dQ loads the sum of the others,
- *                  rounds the whole and stores it (rounding.cuh). ORDERED
+ *                  rounds the whole and stores it (rounding.cuh). ORDERED. 2: heads that share keys, too,
+ *                  take turns at each query tile
  *     STATIC_SMEM  bytes of static shared memory that the planner adds to the dynamic ones; 0: the
  *                  same as for any kernel
  *     OPTIONS      0: only masks by position and lengths; FA_SM90_ALL: each option may be present

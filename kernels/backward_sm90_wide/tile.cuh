@@ -119,6 +119,9 @@ FA_DEVICE tile_cursor begin(const block_work *w)
 #if ORDERED
     at.step = (int)ptx_uniform((uint32_t)at.step);
 #endif
+#if HEADS_IN_TURN
+    at.heads = (int)ptx_uniform((uint32_t)at.heads);
+#endif
     return at;
 }
 

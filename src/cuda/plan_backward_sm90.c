@@ -236,6 +236,12 @@ static bool is_full(const fa_problem *p)
            p->heads_q == p->heads_kv;
 }
 
+/* Whether query heads share keys. */
+static bool has_groups(const fa_problem *p) { return p->heads_q != p->heads_kv; }
+
+/* Whether a key is seen by queries of a limited distance. */
+static bool has_window(const fa_problem *p) { return p->window_left >= 0; }
+
 /* Whether it takes the variants for head dim 128. */
 static bool is_above_96(const fa_problem *p) { return p->d > 96 || p->d_v > 96; }
 
@@ -273,6 +279,16 @@ static bool is_faster_ordered(const fa_problem *p, const fa_cuda_device *device,
     return fa_cuda_shrinks(p) && heads >= 8 && (find_columns(v) > 192 || p->n_k <= 1024);
 }
 
+/* Whether clusters of wide heads that are not persistent are faster, where sums have one order (H200, head dim 192, rate over that of
+ * any order, persistent and not: causal n 4k 0.977, 0.954, n 8k 0.950, 0.947, n 16k 0.943 to 0.953, 0.967, n 32k 0.958, 0.988; full n 4k
+ * 0.969, 0.966, n 16k 0.930 to 0.953, 0.974). In one round of short rows they have nothing to do ahead (n 512 1.03). */
+static bool is_faster_alone(const fa_problem *p, const fa_cuda_device *device)
+{
+    const int64_t clusters = count_key_tiles(p) * p->heads_kv * p->batch;
+    return !p->cu_seqlens_k &&
+           (p->rows_k > 12288 || (p->rows_k <= 1024 && clusters <= device->multiprocessors / 2));
+}
+
 /* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
 static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device *device,
                                       const fa_cuda_family *family)
@@ -300,6 +316,8 @@ static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_device 
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
         if (v->ordered && !v->rounding && !is_ordered(p) && !is_faster_ordered(p, device, v))
             continue;
+        if (v->rounding == 1 && has_groups(p)) continue;
+        if (v->persistent && is_wide(v) && is_faster_alone(p, device)) continue;
         if (!found || find_columns(v) < find_columns(found)) found = v;
     }
     return found;
@@ -614,10 +632,36 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
 }
 
+/* Queries of a head that see a key of some four key tiles, which blocks go through at the same time, where there is a window. */
+static int64_t count_rows_together(const fa_problem *p)
+{
+    const int64_t right = p->causal || p->window_right < 0 ? 0 : p->window_right, most = p->rows_q;
+    const int64_t rows = 4 * FA_BACKWARD_SM90_KEYS;
+    if (!has_window(p) || p->window_left >= most || right >= most) return most;
+    return p->window_left + right + rows < most ? p->window_left + right + rows : most;
+}
+
+/* Whether blocks of a window take turns by what is in use at the same time. Query heads that share keys and come one after the other
+ * use more, and wide heads are faster as without a window. */
+static bool turns_in_window(const fa_problem *p, const fa_variant *v)
+{
+    return has_window(p) && v->ordered && !v->value_dim && (v->rounding || !has_groups(p));
+}
+
+/* Whether its blocks go through a query tile of all heads that share keys, then the next one (HEADS_IN_TURN). */
+static bool takes_heads_in_turn(const fa_variant *v)
+{
+    return v->rounding == 2 || (v->ordered && is_wide(v) && v->head_dim == 192);
+}
+
 /* Heads whose queries, dout and sums of dq fit into so much of the L2 cache. */
 static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t l2_bytes)
 {
-    const int64_t bytes = p->rows_q * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
+    /* H200, head dim 128, full, n 512, 32 query heads of 8 key heads: 4, 16, 25 and 67 of these 1.05, 1.08, 1.10, 0.95. */
+    const int64_t heads =
+        v->rounding == 2 && !v->persistent && !p->causal ? p->heads_q / p->heads_kv : 1;
+    const int64_t rows = turns_in_window(p, v) ? count_rows_together(p) : p->rows_q,
+                  bytes = heads * rows * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
     return bytes > 0 ? l2_bytes / bytes : INT64_MAX;
 }
 
@@ -625,13 +669,16 @@ static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t 
  * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. What
  * the heads' blocks go through stays in half of the L2 cache. Blocks of head dim 128 wait so often that all of it is better (rate
  * over that of sums in any order: a window of 1,024 keys 0.89 and 0.97; n 16k without a mask, one head, 0.94, four, 0.97; head dim
- * 64 there with three heads 1.00, with seven 0.94). */
+ * 64 there with three heads 1.00, with seven 0.94). In a window of w keys the blocks of a head hardly wait, and with more heads wait less:
+ * four of a head at once (head dim 64, w 1,024, n 4k: 8, 16, 32, 64 heads 0.90, 0.95, 0.965, 0.91; w 512, n 2k 0.92, 0.95, 0.98, 0.97; where
+ * the last share rounds 0.89, 0.93, 1.015, 1.02). */
 static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_launch *l,
                                     const fa_cuda_device *device)
 {
     const fa_variant *v = &fa_variants[l->variant];
     if (l->tasks == 0) return 1;
-    const int64_t half = (l->tiles + 1) / 2, at_once = half < 8 ? half : 8;
+    const int64_t half = (l->tiles + 1) / 2, some = turns_in_window(p, v) ? 4 : 8,
+                  at_once = half < some ? half : some;
     const int64_t heads = l->tasks / l->tiles, wanted = count_takers(v, device) / at_once + 1;
     const bool takes_all = v->ordered && !v->persistent && !is_wide(v);
     const int64_t most =
@@ -678,11 +725,19 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     if (!fa_cuda_shrinks(p) || l->tiles < (p->batch_invariant ? 1 : 2)) return 0;
     const int64_t heads = l->tasks / l->tiles;
     const fa_variant *v = &fa_variants[l->variant];
+    if (has_groups(p) && takes_heads_in_turn(v)) return 0; /* hardly any block waits */
     const int64_t busy = (count_takers(v, device) + l->tiles - 1) / l->tiles;
     const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3);
     const int64_t left =
         p->batch_invariant ? 0 : clamp(heads / 2, least, clamp(fit, least, 2 * busy));
     return heads > left ? heads - left : 0;
+}
+
+/* Wide heads: two where clusters are not persistent (head dim 192, n 16k: with one and two heads 0.955, 0.967; persistent n 8k 0.958,
+ * 0.948). */
+static int64_t find_wide_together(const fa_variant *v)
+{
+    return find_columns(v) == 192 && !v->persistent ? 2 : 1;
 }
 
 /* Those of them whose blocks take turns, so that a block starts later than the one whose additions it follows. For persistent
@@ -700,7 +755,9 @@ static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_
     if (l->tasks == 0) return 1;
     const int64_t busy = v->persistent ? count_heads_of_rounds(l, device, 200) : 0;
     const bool longer = busy > 4 && p->heads_q == p->heads_kv;
-    const int64_t most = is_wide(v) ? 1 : v->persistent && (l->tiles <= 4 || longer) ? busy : 4;
+    const int64_t most = is_wide(v)                                   ? find_wide_together(v)
+                         : v->persistent && (l->tiles <= 4 || longer) ? busy
+                                                                      : 4;
     return clamp(count_heads_in(p, v, device->l2_bytes), 1, most);
 }
 
@@ -1151,6 +1208,17 @@ static bool has_nested_tiles(const fa_problem *p)
            (p->causal || p->window_right < 0);
 }
 
+/* Whether it is known which block has the last share of a query tile's dQ: each head has several key tiles, and all keys are seen.
+ * Heads may share keys, but not in parts. */
+static bool has_last_shares(const fa_problem *p, const fa_cuda_device *device)
+{
+    const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
+    const int64_t tiles = count_key_tiles(p), tasks = tiles * p->heads_kv * p->batch;
+    return can_store_dq(p, &u) && u.n_k == p->rows_k && u.keys_from == 0 &&
+           u.keys_to == p->rows_k && tiles > 1 &&
+           fa_cuda_count_splits(p, tasks, device->multiprocessors) == 1;
+}
+
 /* Whether a head's key tiles can be the blocks of a cluster. */
 static bool is_chain(const fa_problem *p)
 {
@@ -1229,6 +1297,32 @@ static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t 
     return tiles > 8 || percent < (tiles == 2 ? 500 : tiles == 3 ? 250 : tiles == 4 ? 500 : 1000);
 }
 
+/* The same with a window. Rate over that of any order (H200, by the key tiles that a query sees): head dim 64, 2 1.15, 3 1.05 (half a round
+ * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87); 128, 2 1.29, 3 1.13 (half a
+ * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06, 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 64, 3 1.15, 9
+ * 1.03, 128, 3 1.14, 9 0.84; seven: 64, 5 0.92 (0.97). */
+static bool is_slow_window_rounding(const fa_problem *p)
+{
+    const int64_t keys = FA_BACKWARD_SM90_KEYS, seen = count_rows_together(p) / keys - 2;
+    const bool narrow = p->d <= 64 && p->d_v <= 64, ordered = is_ordered(p);
+    const bool few = narrow && ordered && p->heads_q <= 4 * p->heads_kv;
+    if (has_groups(p) && seen > 4 && !few) return true;
+    if (ordered) return seen > (narrow ? 64 : 20);
+    return seen > (narrow ? 6 : 10);
+}
+
+/* The same where query heads share keys (H200, four query heads for a key head, rate over that of any order, by key tiles): causal, head dim
+ * 64, 2 1.5, 4 1.2, 8 1.1, 16 1.04 (with three query heads 0.98), 32 0.99 (others in one order 0.89), 128 0.95 (0.70); 128, 2 1.7, 4 1.3, 8
+ * 1.12, 12 1.07, 16 1.0, 32 0.96 to 0.99 (0.83), 64 0.94 (0.84), 128 0.92 (0.77). Full, head dim 64, 2 1.13 to 1.19, 3 1.13, 4 1.06, 6 1.04
+ * (0.955), 8 0.97 to 0.99 (0.90), 32 0.95 (0.955); 128, 2 1.17 to 1.24, 3 1.15 to 1.2, 4 1.10, 6 1.07, 8 1.00 to 1.02 (1.02), 32 0.90 to
+ * 0.93 (0.98). With two rounds of blocks: causal, 8, 64 1.01, 128 0.985. */
+static bool is_slow_group_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
+{
+    const bool narrow = p->d <= 64 && p->d_v <= 64, many = p->heads_q >= 4 * p->heads_kv;
+    if (is_ordered(p)) return !p->causal && tiles > (narrow ? 16 : 8);
+    return percent < 200 || tiles > (!p->causal ? (narrow ? 4 : 6) : narrow && many ? 16 : 12);
+}
+
 /* Whether a launch that rounds dQ would cost less than blocks that wait for each other's shares. Rate over that of the other families
  * (H200, head dim 128, by rounds of blocks): causal, 2 key tiles, 1.1 to 12 rounds 1.04 to 1.18; 3 and 4, 1 to 36 rounds 1.12 to 1.36; 5
  * to 8, 1.1 rounds 0.95 to 1.05, 1.6 to 36 1.10 to 1.33; 10 to 16, 1.1 to 1.5 rounds 0.95 to 1.04, 2.4 to 16 1.04 to 1.20; 18 to 28, 2.2
@@ -1243,9 +1337,13 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
     (void)why, (void)size;
     const int64_t tiles = count_key_tiles(p),
                   percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
-    if (!has_nested_tiles(p) || 3 * p->rows_q < 2 * p->rows_k) return true;
-    if (p->d <= 64 && p->d_v <= 64) return is_slow_narrow_rounding(p, tiles, percent);
-    if (!is_above_96(p)) return true;
+    const bool narrow = p->d <= 64 && p->d_v <= 64;
+    if (!has_last_shares(p, device) || 3 * p->rows_q < 2 * p->rows_k) return true;
+    if (!narrow && !is_above_96(p)) return true;
+    if (has_window(p)) return is_slow_window_rounding(p);
+    if (!p->causal && p->window_right >= 0) return true;
+    if (has_groups(p)) return is_slow_group_rounding(p, tiles, percent);
+    if (narrow) return is_slow_narrow_rounding(p, tiles, percent);
     if (is_ordered(p)) return tiles > (p->causal ? 28 : 8);
     if (p->causal)
         return tiles > 28 || percent < (tiles <= 4    ? 0
@@ -1263,11 +1361,11 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
 static bool plan_rounding(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                           char *why, size_t size)
 {
-    if (!has_nested_tiles(p)) {
-        fa_cuda_say(
-            why, size,
-            "heads share keys, or have one key tile, or lengths of their own, or a window, or "
-            "queries see no key, or the head dim is not a multiple of 8");
+    if (!has_last_shares(p, device)) {
+        fa_cuda_say(why, size,
+                    "heads have one key tile, or lengths of their own, or blocks share their keys, "
+                    "or queries "
+                    "or keys are hidden from all, or the head dim is not a multiple of 8");
         return false;
     }
     return !refuse_invariance(p, why, size) && plan_plain(p, device, plan, why, size);

@@ -1322,7 +1322,7 @@ static void test_order(void)
         {1, 16, 16384, 128, -1, false, 14, 2, 3}, {1, 2, 16384, 128, -1, false, 0, 2, 3},
         {1, 1, 4096, 128, -1, true, 1, 0, 4},     {4, 16, 4096, 128, -1, true, 64, 0, 4},
         {1, 3, 128, 64, -1, true, 3, 0, 3},       {1, 3, 128, 128, -1, true, 3, 0, 4},
-        {1, 4, 65536, 128, -1, false, 2, 2, 1},   {4, 16, 4096, 128, 100, false, 0, 16, 4},
+        {1, 4, 65536, 128, -1, false, 2, 2, 1},   {4, 16, 4096, 128, 100, false, 0, 32, 4},
         {4, 16, 4096, 192, -1, false, 58, 6, 1},  {64, 16, 256, 64, -1, false, 892, 132, 132},
         {1, 16, 2048, 128, -1, false, 7, 9, 4},   {1, 16, 4096, 128, -1, false, 8, 8, 4}};
     for (size_t i = 0; i < sizeof causal / sizeof causal[0]; i++) {
@@ -1475,7 +1475,7 @@ static void test_persistent(void)
     p = make_half_backward(2, 16, 1000);
     p.d = p.d_v = 64;
     CHECK(plan_of(&p, device).family == family, "head dim 64");
-    p.deterministic = true, p.heads_kv = 8;
+    p.deterministic = true, p.heads_kv = 4; /* blocks share keys */
     plan = plan_of(&p, device);
     l = FIND(&plan, backward_sm90_persistent);
     CHECK(plan.family == family && l && fa_variants[l->variant].ordered, "head dim 64, one order");
@@ -1710,10 +1710,8 @@ static void test_rounding(void)
     }
     fa_problem p = make_half_backward(20, 8, 448);
     p.heads_kv = 2;
-    CHECK(plan_of(&p, device).family != family, "heads that share keys");
-    p.heads_kv = 8, p.window_left = 100;
-    CHECK(plan_of(&p, device).family != family, "a window");
-    p.window_left = -1, p.d = p.d_v = 96;
+    CHECK(plan_of(&p, device).family != family, "blocks share keys");
+    p.heads_kv = 8, p.d = p.d_v = 96;
     CHECK(plan_of(&p, device).family != family, "96 columns");
     p.d = p.d_v = 104, p.causal = true;
     CHECK(plan_of(&p, device).family == family, "104 columns");
@@ -1723,6 +1721,59 @@ static void test_rounding(void)
     CHECK(plan_of(&p, device).family != family, "other bits than with more heads");
     p.batch_invariant = false, p.softcap = 30;
     CHECK(plan_of(&p, device).family != family, "an option");
+}
+
+/* The same where query heads share keys, and in windows. */
+static void test_rounding_of_groups(void)
+{
+    static const struct {
+        int64_t batch, heads, heads_kv, n, d, window;
+        bool causal, deterministic, rounds;
+    } cases[] = {{32, 32, 8, 512, 128, -1, true, false, true},
+                 {32, 32, 8, 512, 64, -1, true, false, true},
+                 {16, 32, 8, 2048, 128, -1, true, false, false},
+                 {16, 32, 8, 2048, 64, -1, true, false, true},
+                 {16, 32, 8, 2048, 128, -1, true, true, true},
+                 {1, 32, 8, 16384, 64, -1, true, true, true},
+                 {16, 32, 8, 1024, 128, -1, false, false, false},
+                 {16, 32, 8, 1024, 128, -1, false, true, true},
+                 {40, 12, 4, 256, 128, -1, false, false, true},
+                 {16, 32, 8, 2048, 128, -1, false, true, false},
+                 {16, 32, 8, 1024, 64, -1, false, false, false},
+                 {16, 32, 8, 1024, 64, -1, false, true, true},
+                 {2, 32, 8, 4096, 128, -1, true, true, false}, /* blocks share keys */
+                 {4, 16, 16, 4096, 128, 1023, true, false, true},
+                 {1, 16, 16, 16384, 128, 4095, true, true, false},
+                 {4, 32, 32, 4096, 64, 1023, true, false, false},
+                 {4, 32, 32, 4096, 64, 1023, true, true, true},
+                 {16, 32, 8, 1024, 128, 255, true, false, true},
+                 {4, 32, 8, 4096, 128, 1023, true, true, false},
+                 {4, 32, 8, 4096, 64, 1023, true, true, true},
+                 {1, 2, 2, 1024, 64, 255, true, false, true}};
+    const fa_cuda_device *device = &devices[H200];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.d = p.d_v = cases[i].d;
+        p.window_left = cases[i].window;
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].deterministic;
+        const fa_cuda_plan plan = plan_of(&p, device);
+        const bool rounds = plan.family == &fa_cuda_backward_sm90_rounding;
+        CHECK(rounds == cases[i].rounds, "case %zu: %s", i, plan.family->name);
+        if (!rounds) continue;
+        const bool shares = p.heads_kv < p.heads_q;
+        CHECK(fa_variants[plan.launches[1].variant].rounding == 2 || !shares, "case %zu", i);
+        CHECK(plan.launches[1].backward_sm90.heads_ascending == 0 || !shares, "case %zu", i);
+    }
+    /* Clusters of wide heads that are not persistent. */
+    for (int i = 0; i < 3; i++) {
+        fa_problem p = make_half_backward(i < 2 ? 4 : 1, 10, i == 0 ? 16384 : i == 1 ? 4096 : 512);
+        p.d = p.d_v = 192;
+        p.causal = p.deterministic = true;
+        const fa_cuda_plan plan = plan_of(&p, device);
+        CHECK(fa_variants[plan.launches[1].variant].persistent == (i == 1), "wide case %d", i);
+    }
 }
 
 /* The same to head dim 64: persistent blocks. */
@@ -1852,6 +1903,7 @@ int main(void)
     test_query_parts();
     test_chained();
     test_rounding();
+    test_rounding_of_groups();
     test_narrow_rounding();
     test_joined();
     test_head_dims();

@@ -85,9 +85,11 @@ static const int64_t with_chains[] = {
     75658, 76097, 79853, 90657, 93989, 94629, 101864, 103520, 106040, 108801};
 
 /* Where the last share rounds dQ: blocks that ascend, others that do not, and query tiles with one
- * share; in both types. */
-static const int64_t with_rounding[] = {51200, 51728, 52025, 52061, 52173, 52672, 54413,  54984,
-                                        56258, 56762, 59432, 61536, 64848, 72976, 122096, 125970};
+ * share; windows; heads that share keys, and both; in both types. */
+static const int64_t with_rounding[] = {
+    50093, 50296, 51200, 51288, 51472,  51728,  52025,  52061,  52173,  52672, 54085,
+    54413, 54984, 56258, 56602, 56762,  58744,  59432,  61217,  61536,  64848, 64920,
+    72466, 72976, 77480, 85338, 102961, 104778, 105474, 107330, 122096, 125970};
 
 enum {
     PROBLEMS = 160,
