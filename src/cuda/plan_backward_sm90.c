@@ -520,8 +520,9 @@ static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
     enum { MOST_ROUNDS_OF_ALL_HEADS = 4 }; /* more would take twice the workspace of others */
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   takers = count_takers(v, device);
-    if (tasks == 0 || p->batch_invariant || is_ordered(p) || p->dbias.data ||
-        fa_cuda_has_own_lengths(p))
+    if (tasks == 0 || p->batch_invariant || is_ordered(p) || v->rounding || p->dbias.data ||
+        fa_cuda_has_own_lengths(
+            p)) /* where the last share is rounded, that number is 1 (has_last_shares) */
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
