@@ -85,9 +85,6 @@ static_assert(KEYS % 32 == 0, "a block of dropout bits covers 32 keys");
  * (softmax.cuh); and for how many of a warp's keys weights are computed at once there. */
 #define PLAIN_LOOP (!OPTIONS && SPLIT <= 2)
 #define UNTRACKED (PLAIN_LOOP && !TF32)
-
-/* Whether the first tile, which finds the bases, can be a plain one. In tf32 queries must be rounded before. */
-#define FIRST_PLAIN (UNTRACKED && !FIRST_TOGETHER)
 #ifndef CHUNK_KEYS
 #define CHUNK_KEYS (SPLIT > 1 || THREE_PRODUCTS ? OWN_KEYS : HEAD_DIM == 192 || TF32 ? 16 : 32)
 #endif

@@ -185,12 +185,14 @@ FA_DEVICE int add_plain_tile(const fa_attention_params *p, const fa_key_tiles *w
     return weigh_and_issue(p, at, n, path, scale, s, o);
 }
 
-/* Adds key tiles from *n on, up to `to`, or up to one that needs new bases, which add_untracked_tile
- * completes. *n becomes the last of them; returns how many of its chunks have been added. */
+/* Adds key tiles from *n on, up to the last plain one, or up to one that needs new bases, which
+ * add_untracked_tile completes. *n becomes the last of them; returns how many of its chunks have
+ * been added. */
 FA_DEVICE int add_plain_tiles(const fa_attention_params *p, const fa_key_tiles *w,
-                              const fa_memory *at, int *n, int to, fa_path *path, fa_queries *q,
+                              const fa_memory *at, int *n, fa_path *path, fa_queries *q,
                               float scale, fa_scores *s, fa_output *o)
 {
+    const int to = w->plain_to - 1;
     int done;
 #pragma unroll 1
     do done = add_plain_tile(p, w, at, *n, path, q, scale, s, o);
@@ -221,41 +223,6 @@ FA_DEVICE void add_untracked_tile(fa_output *o, fa_scores *s, float scale, const
 #endif
 
 /* ---- A work tile ----------------------------------------------------------------------------- */
-
-#if PLAIN_LOOP
-
-/* The key tiles that are added as plain ones: [from, to), and the last one of the work tile if `ends`. */
-typedef struct fa_plain_tiles {
-    int from, to;
-    bool ends;
-} fa_plain_tiles;
-
-/* While a plain tile is used, another tile is copied whole: the next one, or after the last one the first one of the next work
- * tile, if there is any. */
-FA_DEVICE fa_plain_tiles find_plain_tiles(const fa_block *b)
-{
-    const fa_key_tiles *w = &b->now.keys;
-    const fa_work_tile *next = next_work_tile(b);
-    const int least = FIRST_PLAIN ? 0 : 1, to = THREE_PRODUCTS && w->recompute ? 0 : w->plain_to;
-    const fa_plain_tiles plain = {
-        w->plain_from > least ? w->plain_from : least, to < w->whole_to ? to : w->whole_to - 1,
-        w->tiles <= to && (!has_keys(next) || is_whole(&next->keys, 0))};
-    return plain;
-}
-
-/* Makes the first tile of the next work tile the one that is copied next. If there is none, copies only write zeros. */
-FA_DEVICE void lead_to_next(const fa_attention_params *p, const fa_block *b, const fa_memory *at,
-                            fa_path *path)
-{
-    const fa_work_tile *next = next_work_tile(b);
-    const fa_path first = find_path(p, &next->keys, at, 0, 0);
-    const bool any = has_keys(next);
-    if (STAGES == 2) path->v_row = first.v_row, path->v_inside &= any;
-    path->k_row = first.k_row;
-    path->k_inside &= any;
-}
-
-#endif
 
 /* Load, multiply, softmax, multiply, for all key tiles of the work tile, by these functions:
  *
@@ -289,6 +256,11 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
     const int row_tiles = tiles;
 #endif
     (void)row_tiles;
+#if PLAIN_LOOP
+    /* The first tile is not treated as plain, because it finds the bases. */
+    const int plain_from = w->plain_from > 0 ? w->plain_from : 1;
+    const int plain_to = THREE_PRODUCTS && w->recompute ? 0 : w->plain_to - 1;
+#endif
 #pragma unroll 1
     for (int n = b->loading ? 0 : -1; n < tiles; n++) {
         fa_scores s;
@@ -296,21 +268,10 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
 #if PLAIN_LOOP
         int done = 0; /* chunks of the tile that have been added */
         bool tracked = n == 0 || is_tracked(&path);
-        const fa_plain_tiles plain = find_plain_tiles(b);
-        const bool ends = n == tiles - 1 && plain.ends;
-        if (UNTRACKED && n == (plain.from > 0 ? plain.from : 1))
+        if (UNTRACKED && n == plain_from)
             judge_rows(o, n, FA_HAS_SHORT_ROWS(p, (row_tiles - 1) * KEYS + 1), &path);
-        if (n >= plain.from && (n < plain.to || ends)) {
-            if (n == 0) {
-                wait_for_copies();
-                __syncthreads();
-                load_query_fragments(&q, at);
-            }
-            if (ends) lead_to_next(p, b, at, &path);
-            done = add_plain_tiles(p, w, at, &n, n == 0 || ends ? n + 1 : plain.to, &path, &q,
-                                   scale, &s, o);
-            /* With one stage all warps have met after their last use of the queries. */
-            if (ends && STAGES == 2) __syncthreads();
+        if (n >= plain_from && n < plain_to) {
+            done = add_plain_tiles(p, w, at, &n, &path, &q, scale, &s, o);
             if (done == CHUNKS) continue;
             tracked = true;
         } else
