@@ -82,7 +82,8 @@ static int choose_order(const fa_problem *p, const fa_variant *v, int64_t tiles,
                         int64_t blocks)
 {
     enum {
-        FEWEST_PAIRS = 55, /* percent of the blocks: with fewer, many multiprocessors have one block */
+        FEWEST_PAIRS =
+            55, /* percent of the blocks: with fewer, many multiprocessors have one block */
         MOST_ROUNDS = 64,
         MOST_STARTED = 12 /* more tasks would read more keys than the L2 cache holds */
     };
@@ -93,10 +94,10 @@ static int choose_order(const fa_problem *p, const fa_variant *v, int64_t tiles,
     const int64_t pairs = fa_causal_pairs(tiles) * heads, tasks = tiles * heads;
     const double rounds = (double)tasks / (double)blocks;
     if (rounds > MOST_ROUNDS) return PAIRS;
-    const double of_pairs = 100 * pairs < FEWEST_PAIRS * blocks
-                                ? INFINITY
-                                : (double)fa_cuda_count_tiles(pairs, blocks) *
-                                      (longest + shortest + 2 * more);
+    const double of_pairs =
+        100 * pairs < FEWEST_PAIRS * blocks
+            ? INFINITY
+            : (double)fa_cuda_count_tiles(pairs, blocks) * (longest + shortest + 2 * more);
     double in_turn = 0, as_they_end = rounds * ((longest + shortest) / 2 + started) + 1;
     for (int64_t first = 0; first < tasks; first += blocks)
         in_turn += count_causal(p, v, tiles, fa_divide(first, heads)) + more;
@@ -231,9 +232,8 @@ static bool plan_variants(const fa_problem *p, int first, int end, const fa_cuda
 {
     const fa_variant *v = find_variant(p, first, end, device);
     if (!v) return false;
-    fa_cuda_plan_launch *l =
-        fa_cuda_plan_add(v, FA_SM80_THREADS(v->warps), fa_cuda_sm80_smem(v), queue_sm80, device,
-                         plan, why, size);
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_SM80_THREADS(v->warps), fa_cuda_sm80_smem(v),
+                                              queue_sm80, device, plan, why, size);
     if (!l) return false;
     plan->arithmetic = fa_cuda_sm80_arithmetic(v);
     l->tile_k = v->keys;

@@ -382,8 +382,7 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
     const double plain_seconds = seconds_of_blocks(device, plain, alone.tiles, alone.average_tiles,
                                                    (double)alone.most_tiles);
     const choice best = choose(p, device);
-    return (best.parts < 2 && best.group_bits == 0) ||
-           plain_seconds <= least_gain * best.seconds;
+    return (best.parts < 2 && best.group_bits == 0) || plain_seconds <= least_gain * best.seconds;
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm80 = {

@@ -455,7 +455,9 @@ static void test_shares(void)
     expect_share(&p, 12 * 64 + 2 * 129, 12 * 64 + 2 * 129, 12);
     p.d = p.d_v = 256; /* one block per multiprocessor */
     expect_share(&p, 132, 14 * 64 + 129, 14);
-    p = make_problem(11, 20, 795, 128, 128); /* pairs would leave most of the last round idle: the longest tasks first */
+    p = make_problem(
+        11, 20, 795, 128,
+        128); /* pairs would leave most of the last round idle: the longest tasks first */
     set_dtype(&p, FA_BFLOAT16);
     p.causal = true;
     expect_share(&p, 11 * 20 * 7, 0, 11 * 20);
