@@ -168,12 +168,20 @@ VARIANT_16BIT(forward_sm80_d128, .file = "forward_sm80/forward_sm80", .kernel = 
 VARIANT_16BIT_SUFFIX(forward_sm80_d128, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 128, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+/* Two blocks need 185 KiB of a multiprocessor's shared memory; the small one has them on A100. */
 VARIANT_16BIT(forward_sm80_d192, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 192, .options = 0, .warps = 4, .split = 2, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 4)
+VARIANT_16BIT_SUFFIX(forward_sm80_d192, _small, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 192, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
 VARIANT_16BIT_SUFFIX(forward_sm80_d192, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 192, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 16,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+/* For short tasks, where a multiprocessor's shared memory has room for two blocks (228 KiB). */
+VARIANT_16BIT_SUFFIX(forward_sm80_d256, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 256, .options = 0, .warps = 4, .split = 2, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 4)
 VARIANT_16BIT(forward_sm80_d256, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 256, .options = 0, .warps = 8, .split = 2, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 1, .ahead = 8)
@@ -197,12 +205,18 @@ VARIANT_16BIT(forward_sm80_split_d64, .file = "forward_sm80/forward_sm80", .kern
 VARIANT_16BIT_SUFFIX(forward_sm80_split_d64, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
               .head_dim = 64, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
               .keys = 64, .stages = 2, .blocks = 3, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT(forward_sm80_split_d96, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 96, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 1, .split_keys = 1)
 VARIANT_16BIT(forward_sm80_split_d128, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
               .head_dim = 128, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 1, .split_keys = 1)
 VARIANT_16BIT_SUFFIX(forward_sm80_split_d128, _rows64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
               .head_dim = 128, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
               .keys = 64, .stages = 1, .blocks = 3, .ahead = 1, .split_keys = 1)
+VARIANT_16BIT(forward_sm80_split_d192, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
+              .head_dim = 192, .options = 0, .warps = 4, .split = 2, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 1, .split_keys = 1)
 VARIANT_16BIT(forward_sm80_split_d256, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80_split", .architecture = 80,
               .head_dim = 256, .options = 0, .warps = 8, .split = 2, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 1, .ahead = 1, .split_keys = 1)

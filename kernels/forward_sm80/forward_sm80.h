@@ -23,7 +23,9 @@
 typedef struct fa_sm80_params {
     fa_attention_params attention;
     /* Tasks under a causal mask, for all batch items (common/causal_schedule.h): the number of
-     * pairs (0: tasks are single work tiles), and the number of heads with full pairs. */
+     * pairs (0: tasks are single work tiles), and the number of heads with full pairs. Without pairs
+     * the number of all heads if the first work tiles of all of them come first, 0: one head after
+     * the other. */
     int64_t causal_pairs, full_heads;
 } fa_sm80_params;
 

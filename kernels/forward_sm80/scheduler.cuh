@@ -206,7 +206,11 @@ FA_DEVICE int64_t find_work_tile(const fa_attention_params *p, int64_t number)
     const fa_sm80_params *s = own_params(p);
     const int64_t task = blockIdx.x + (s->causal_pairs ? number / 2 : number) * gridDim.x;
     if (task >= (s->causal_pairs ? s->causal_pairs : p->tasks)) return -1;
-    if (s->causal_pairs == 0) return task;
+    if (s->causal_pairs == 0 && s->full_heads == 0) return task;
+    if (s->causal_pairs == 0) { /* the longest work tiles of all heads first */
+        const int64_t rank = fa_divide(task, s->full_heads);
+        return (task - rank * s->full_heads) * p->tiles + rank;
+    }
     const fa_causal_pair pair =
         fa_find_causal_pair(task, (int)p->tiles, &s->full_heads, number % 2);
     const int tile = number % 2 ? pair.second : pair.first;

@@ -198,7 +198,8 @@ FA_DEVICE void write_output(const fa_attention_params *p, const fa_work_tile *w,
     int zeros = 0;
     finish_rows(p, t, o, factors);
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) zeros |= factors[i / 2][i % 2] == 0.0f;
+    for (int i = 0; i < M_TILES * 2; i++)
+        zeros |= factors[i / 2][i % 2] == 0.0f && row_of(i / 2, i % 2) < count;
     if (is_vectored(&p->out) && !__any_sync(0xffffffffu, zeros))
         write_vectors(p, o, factors, rows, count);
     else write_elements(p, o, factors, rows, count);

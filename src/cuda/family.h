@@ -33,6 +33,10 @@ struct fa_cuda_family {
     /* Earlier families that run the problem if the data, which a query for the workspace may not have, are not aligned. */
     const fa_cuda_family *unaligned[2];
 
+    /* The family that runs the problem in its place where that one does not say that it is slower, also if the environment names
+     * this one. NULL: none. */
+    const fa_cuda_family *split;
+
     /* The family that runs the problem if the call has too little workspace; NULL: the call fails. */
     const fa_cuda_family *without_workspace;
 

@@ -91,21 +91,26 @@ bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why,
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
-static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
-                       const fa_cuda_family *family, fa_cuda_plan *plan, char *why, size_t size)
-{
-    char reason[224] = "";
-    fa_cuda_plan_begin(device, family, plan);
-    if (family->plan(p, device, plan, why ? reason : NULL, sizeof reason)) return true;
-    fa_cuda_say(why, size, "%s (%s asks for %s alone)", reason, variables[p->pass], family->name);
-    return false;
-}
-
 static bool is_slower(const fa_cuda_family *family, const fa_problem *p,
                       const fa_cuda_device *device, char *why, size_t size)
 {
     if (why && size) why[0] = 0;
     return family->slower && family->slower(p, device, why, size);
+}
+
+static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
+                       const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
+{
+    char reason[224] = "";
+    const fa_cuda_family *split = asked->split;
+    if (split && !is_slower(split, p, device, NULL, 0)) {
+        fa_cuda_plan_begin(device, split, plan);
+        if (split->plan(p, device, plan, NULL, 0)) return true;
+    }
+    fa_cuda_plan_begin(device, asked, plan);
+    if (asked->plan(p, device, plan, why ? reason : NULL, sizeof reason)) return true;
+    fa_cuda_say(why, size, "%s (%s asks for %s alone)", reason, variables[p->pass], asked->name);
+    return false;
 }
 
 /* A reason that equals that of the previous family is not repeated. */

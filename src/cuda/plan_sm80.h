@@ -17,6 +17,9 @@ int fa_cuda_sm80_smem(const fa_variant *variant);
 int fa_cuda_sm80_room(const fa_cuda_device *device, const fa_variant *variant);
 const char *fa_cuda_sm80_arithmetic(const fa_variant *variant);
 
+/* The variant that forward_sm80 takes for a problem of a 16-bit type. NULL: it has none. */
+const fa_variant *fa_cuda_sm80_variant(const fa_problem *problem, const fa_cuda_device *device);
+
 /* Refuses wider heads than these, and more rows than the kernel can count. */
 bool fa_cuda_sm80_refuse_sizes(const fa_problem *problem, int widest, char *why, size_t size);
 

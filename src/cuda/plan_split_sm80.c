@@ -25,6 +25,10 @@ static const double speed_of_a100 = 0.62, speed_of_ada = 0.35;
 /* With 16 rows a warp, products take so many times as long: each fragment of keys and values serves one mma. */
 static const double cost_of_few_rows = 1.23;
 
+/* With two of four warps that share rows (head dim 192) so many times, and so much longer for a key tile alone: 2 heads of
+ * 2,000 queries 83 us without split keys, 4,096 of 40 heads 1,800 us. */
+static const double cost_of_sharing = 1.2, sharing_seconds = 0.4e-6;
+
 /* With key tiles of 32 keys also so many times: 147 queries of 64 heads for 8 at 32,105, head dim 256, 1,195 us, with 64 keys
  * and 128 rows 1,052. */
 static const double cost_of_short_tiles = 1.1;
@@ -175,25 +179,30 @@ static double speed_of(const fa_cuda_device *device)
 static double seconds_of_tiles(const fa_cuda_device *device, const fa_variant *v, int64_t blocks)
 {
     const double scores = (double)fa_cuda_sm80_queries(v) * v->keys;
-    const double cost =
-        (v->group_rows == 16 ? cost_of_few_rows : 1.0) * (v->keys < 64 ? cost_of_short_tiles : 1.0);
+    const bool shares = v->split == 2 && v->warps == 4;
+    const double cost = (v->group_rows == 16 ? cost_of_few_rows : 1.0) *
+                        (v->keys < 64 ? cost_of_short_tiles : 1.0) *
+                        (shares ? cost_of_sharing : 1.0);
     const double work = (cost * 4 * scores * v->head_dim / products_rate + scores * score_seconds) /
                         speed_of(device);
-    return fmax((double)blocks * work, work + tile_seconds);
+    return fmax((double)blocks * work, work + tile_seconds + (shares ? sharing_seconds : 0));
 }
 
-/* Of so many blocks, which have so many key tiles on average and at most. */
+/* Of so many blocks, which have so many key tiles on average and at most. Blocks of rather different lengths leave no gap
+ * between rounds. */
 static double seconds_of_blocks(const fa_cuda_device *device, const fa_variant *v, int64_t blocks,
                                 double average, double most)
 {
     const int64_t sms = device->multiprocessors, room = fa_cuda_sm80_room(device, v);
     const int64_t rounds = fa_divide(blocks, room * sms), rest = blocks - rounds * room * sms;
-    double seconds = (double)rounds * (average * seconds_of_tiles(device, v, room) + block_seconds);
-    if (rest > 0)
-        seconds +=
-            average * seconds_of_tiles(device, v, fa_cuda_count_tiles(rest, sms)) + block_seconds;
-    return seconds + (most - average) * seconds_of_tiles(device, v, 1) +
-           (most > 1 ? second_seconds : 0);
+    const double round = average * seconds_of_tiles(device, v, room) + block_seconds;
+    const double last =
+        average * seconds_of_tiles(device, v, fa_cuda_count_tiles(rest, sms)) + block_seconds;
+    const double others =
+        (most - average) * seconds_of_tiles(device, v, 1) + (most > 1 ? second_seconds : 0);
+    if (most > 1.25 * average && rounds > 0)
+        return (double)blocks / (double)(room * sms) * round + others;
+    return (double)rounds * round + (rest > 0 ? last : 0) + others;
 }
 
 /* log2 of the lanes that share the parts of a row: some, if there are so few rows that the loads of one after the other would
@@ -363,16 +372,17 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
 {
     (void)why, (void)size;
     if (refuse(p, NULL, 0) || is_for_decode(p, device)) return true;
-    const fa_variant *v = find_variant(p); /* the tiles of forward_sm80 are as large */
-    if (!v) return true;
+    const fa_variant *v = find_variant(p), *plain = fa_cuda_sm80_variant(p, device);
+    if (!v || !plain) return true;
     const int64_t room = fa_cuda_sm80_room(device, v);
-    const shape alone = find_shape(p, v, 0);
     if (find_shape(p, v, choose_group_bits(p, v)).tiles >
         MOST_ROUNDS * room * device->multiprocessors)
         return true;
-    const double plain =
-        seconds_of_blocks(device, v, alone.tiles, alone.average_tiles, (double)alone.most_tiles);
-    return plain <= least_gain * choose(p, device).seconds;
+    const shape alone = find_shape(p, plain, 0);
+    const double plain_seconds = seconds_of_blocks(device, plain, alone.tiles, alone.average_tiles,
+                                                   (double)alone.most_tiles);
+    const choice best = choose(p, device);
+    return (best.parts < 2 && best.group_bits == 0) || plain_seconds <= least_gain * best.seconds;
 }
 
 const fa_cuda_family fa_cuda_forward_split_sm80 = {

@@ -404,6 +404,8 @@ static void test_forms(void)
     general[5].scale = -0.1f;
     for (int i = 0; i < 6; i++)
         expect_variant(&general[i], a100, FA_VARIANT_forward_sm80_d128_bf16_general);
+    p.d = 192;
+    expect_variant(&p, a100, FA_VARIANT_forward_sm80_d192_bf16_small);
     p.d = 200;
     char why[320];
     fa_cuda_plan plan;
@@ -453,6 +455,23 @@ static void test_shares(void)
     expect_share(&p, 12 * 64 + 2 * 129, 12 * 64 + 2 * 129, 12);
     p.d = p.d_v = 256; /* one block per multiprocessor */
     expect_share(&p, 132, 14 * 64 + 129, 14);
+    p = make_problem(
+        11, 20, 795, 128,
+        128); /* pairs would leave most of the last round idle: the longest tasks first */
+    set_dtype(&p, FA_BFLOAT16);
+    p.causal = true;
+    expect_share(&p, 11 * 20 * 7, 0, 11 * 20);
+    p = make_problem(61, 40, 312, 96, 96);
+    set_dtype(&p, FA_BFLOAT16);
+    p.causal = true;
+    expect_share(&p, 264, 0, 61 * 40);
+    p = make_problem(2, 16, 2048, 128, 128); /* all pairs run at once, but not all tasks */
+    set_dtype(&p, FA_BFLOAT16);
+    p.causal = true;
+    expect_share(&p, 256, 256, 32);
+    p = make_problem(3, 16, 1024, 128, 128); /* 384 tasks for 264 blocks */
+    set_dtype(&p, FA_BFLOAT16);
+    expect_share(&p, 384, 0, 0);
     p = make_problem(1, 16, 1024, 256, 256); /* a task for each block */
     set_dtype(&p, FA_BFLOAT16);
     expect_share(&p, 128, 0, 0);

@@ -53,20 +53,25 @@ static void test_choice(void)
         bool causal;
         int parts,
             shared; /* at least so many parts (0: another family), log2 of the heads of a query tile, at least */
-    } cases[] = {
-        {A100, 1, 8, 8, 64, 32768, 128, false, 8, 0},
-        {A100, 1, 32, 4, 15, 16236, 128, false, 16, 2},
-        {A100, 1, 8, 2, 95, 9030, 64, true, 8, 1},
-        {A100, 4, 32, 8, 512, 16384, 128, true, 0, 0},
-        {A100, 1, 1, 1, 100, 100, 128, false, 0, 0},
-        {A100, 1, 12, 2, 50, 8192, 256, false, 8, 1},
-        {RTX_4090, 1, 8, 8, 64, 32768, 128, false, 8, 0},
-        {RTX_4090, 1, 8, 8, 64, 32768, 256, false, 8, 0},
-        {A100, 1, 8, 8, 8, 32768, 128, false, 0, 0}, /* few queries: 8 rows of a key head, 20, and too many sequences */
-        {A100, 8, 4, 1, 5, 661, 128, false, 2, 1},
-        {A100, 200, 4, 1, 5, 661, 128, false, 0, 0},
-        {H200, 1, 8, 8, 64, 32768, 128, false, 0, 0},
-        {T4, 1, 8, 8, 64, 32768, 128, false, 0, 0}};
+    } cases[] = {{A100, 1, 8, 8, 64, 32768, 128, false, 8, 0},
+                 {A100, 1, 32, 4, 15, 16236, 128, false, 16, 2},
+                 {A100, 1, 8, 2, 95, 9030, 64, true, 8, 1},
+                 {A100, 4, 32, 8, 512, 16384, 128, true, 0, 0},
+                 {A100, 32, 32, 8, 512, 16384, 128, true, 0, 0},
+                 {A100, 1, 1, 1, 4032, 4032, 64, true, 4, 0},
+                 {A100, 1, 2, 2, 3000, 3000, 96, false, 2, 0},
+                 {A100, 1, 2, 2, 1728, 1728, 256, false, 2, 0},
+                 {A100, 8, 16, 16, 1024, 1024, 128, true, 0, 0},
+                 {A100, 1, 1, 1, 100, 100, 128, false, 0, 0},
+                 {A100, 1, 12, 2, 50, 8192, 256, false, 8, 1},
+                 {RTX_4090, 1, 8, 8, 64, 32768, 128, false, 8, 0},
+                 {RTX_4090, 1, 8, 8, 64, 32768, 256, false, 8, 0},
+                 {A100, 1, 8, 8, 8, 32768, 128, false, 0,
+                  0}, /* few queries: 8 rows of a key head, 20, and too many sequences */
+                 {A100, 8, 4, 1, 5, 661, 128, false, 2, 1},
+                 {A100, 200, 4, 1, 5, 661, 128, false, 0, 0},
+                 {H200, 1, 8, 8, 64, 32768, 128, false, 0, 0},
+                 {T4, 1, 8, 8, 64, 32768, 128, false, 0, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_split_problem(cases[i].batch, cases[i].heads, cases[i].heads_kv,
                                           cases[i].n_q, cases[i].n_k, cases[i].d);
@@ -142,7 +147,7 @@ static void test_by_name(void)
           "by name");
     check_launches(&p, &plan);
     fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
-    CHECK(strstr(text, "forward_sm80_split_d128_bf16 (query tile 128, key tile 64") &&
+    CHECK(strstr(text, "forward_sm80_split_d96_bf16 (query tile 128, key tile 64") &&
               strstr(text, "forward_sm80_merge_bf16 (") && strstr(text, "keys in at most "),
           "%s", text);
     p = make_split_problem(1, 8, 8, 64, 32768, 128);

@@ -26,9 +26,10 @@
 enum { PROBLEMS = 700, LENGTH_PROBLEMS = 300, PEAKED_PROBLEMS = 52, EACH = 24, EACH_OF_SAMPLE = 4 };
 
 /* Additional options of problems (sample_takes) beside kinds of peaked rows: packed queries over pages; query tiles of
- * several heads. */
+ * several heads, and of eight or more. */
 static const uint64_t packed_over_pages_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 4),
-                      shared_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 5);
+                      shared_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 5),
+                      eight_bit = UINT64_C(1) << (RANDOM_NUM_PEAKS + 6);
 
 /* The variants, one FORM(name) each: the build writes them. */
 #define FORM(name)                                                                                 \
@@ -117,7 +118,8 @@ static bool wants(void *context, const random_call *call)
     return sample_takes(&p, &plan,
                         other_options |
                             (p.cu_seqlens_q && p.block_table ? packed_over_pages_bit : 0) |
-                            (plan.launches[0].sm80.split.group_bits ? shared_bit : 0));
+                            (plan.launches[0].sm80.split.group_bits ? shared_bit : 0) |
+                            (plan.launches[0].sm80.split.group_bits > 2 ? eight_bit : 0));
 }
 
 static void count(const fa_problem *p, const fa_cuda_plan *plan)
