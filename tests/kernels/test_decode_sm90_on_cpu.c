@@ -119,7 +119,8 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
 }
 
 /* The same launch with persistent blocks: results have the same bits. Those blocks compute the
- * tiles of a sequence together, so packed sequences are only supported in a mixed batch. */
+ * tiles of a sequence together, so packed sequences are only supported in a mixed batch. They leave no work tiles whole,
+ * and other parts have other bits. */
 static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_launch *l)
 {
     const int other = l->variant == FA_VARIANT_decode_sm90_d128_f16
@@ -127,7 +128,7 @@ static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_la
                       : l->variant == FA_VARIANT_decode_sm90_d128_bf16
                           ? FA_VARIANT_decode_sm90_d128_persistent_bf16
                           : FA_NO_VARIANT;
-    if (other < 0 || p->cu_seqlens_q) return;
+    if (other < 0 || p->cu_seqlens_q || l->decode.whole > 0) return;
     const fa_variant *v = &fa_variants[other];
     l->variant = other;
     l->threads = FA_DECODE_SM90_PERSISTENT_THREADS((uint32_t)v->groups);
@@ -157,11 +158,13 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *plann
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* The minimum is one key tile in a part. In a third of the problems some work tiles stay whole. */
-static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
+/* The minimum is one key tile in a part. In a third of the problems some work tiles stay whole, but
+ * not if a sequence's bits must not depend on the others. */
+static void choose_parts(int64_t number, const fa_problem *p, fa_cuda_plan_launch *l)
 {
     static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17};
-    const int64_t count = parts[number % 7], few = number % 3 == 1 ? number / 3 % 6 : 0;
+    const int64_t count = parts[number % 7],
+                  few = number % 3 == 1 && !p->batch_invariant ? number / 3 % 6 : 0;
     const int64_t whole = few < l->tasks ? few : l->tasks - 1;
     if (count > 0) fa_cuda_cut_decode(l, l->tasks > 0 ? whole : 0, count, 1);
     if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 0, 1, 1);
@@ -232,7 +235,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         return FA_ERROR_UNSUPPORTED;
     fa_cuda_plan_launch *l = &plan.launches[0];
     if (l->idle) return FA_OK;
-    choose_parts(m.number, l);
+    choose_parts(m.number, &p, l);
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
     own_tiles += l->decode.most_queries == FA_DECODE_ALL_QUERIES;
