@@ -1300,16 +1300,16 @@ static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t 
 
 /* The same with a window. Rate over that of any order (H200, by the key tiles that a query sees): head dim 64, 2 1.15, 3 1.05 (half a round
  * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87); 128, 2 1.29, 3 1.13 (half a
- * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06, 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 64, 3 1.15, 9
+ * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06 (half a round 0.92), 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 64, 3 1.15, 9
  * 1.03, 128, 3 1.14, 9 0.84; seven: 64, 5 0.92 (0.97). */
-static bool is_slow_window_rounding(const fa_problem *p)
+static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
 {
     const int64_t keys = FA_BACKWARD_SM90_KEYS, seen = count_rows_together(p) / keys - 2;
     const bool narrow = p->d <= 64 && p->d_v <= 64, ordered = is_ordered(p);
     const bool few = narrow && ordered && p->heads_q <= 4 * p->heads_kv;
     if (has_groups(p) && seen > 4 && !few) return true;
     if (ordered) return seen > (narrow ? 64 : 20);
-    return seen > (narrow ? 6 : 10);
+    return seen > (narrow || percent < 100 ? 6 : 10);
 }
 
 /* The same where query heads share keys (H200, four query heads for a key head, rate over that of any order, by key tiles): causal, head dim
@@ -1341,7 +1341,7 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
     const bool narrow = p->d <= 64 && p->d_v <= 64;
     if (!has_last_shares(p, device) || 3 * p->rows_q < 2 * p->rows_k) return true;
     if (!narrow && !is_above_96(p)) return true;
-    if (has_window(p)) return is_slow_window_rounding(p);
+    if (has_window(p)) return is_slow_window_rounding(p, percent);
     if (!p->causal && p->window_right >= 0) return true;
     if (has_groups(p)) return is_slow_group_rounding(p, tiles, percent);
     if (narrow) return is_slow_narrow_rounding(p, tiles, percent);
