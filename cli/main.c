@@ -88,8 +88,7 @@ static void warn_of_unknown_variables(void)
         if (!known)
             fprintf(stderr,
                     "flashattn: warning: the environment variable %.*s is not read; expected "
-                    "FA_CPU_ISA, "
-                    "FA_CUDA_KERNEL, FA_CUDA_BACKWARD_KERNEL or FA_CUDA_DRIVER\n",
+                    "FA_CPU_ISA, FA_CUDA_KERNEL, FA_CUDA_BACKWARD_KERNEL or FA_CUDA_DRIVER\n",
                     length, *entry);
     }
 }

@@ -600,7 +600,7 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  *   "latent_sm90"   Hopper: values that are the first columns of keys, head dims of 257 to 576
  *   "sm90"          tensor cores and TMA of Hopper
  *   "sm90_split"    the same with keys split over blocks; other families run what this one cannot
- *   "sm80"          tensor cores of Ampere and later
+ *   "sm80"          tensor cores of Ampere and later; with keys split over blocks where that is faster
  *   "sm80_split"    the same with keys split over blocks; other families run what this one cannot
  *   "sm75"          tensor cores of Turing: float16 only
  *   "tf32_sm90"     float32 inputs in tf32, tensor cores of Hopper

@@ -548,7 +548,7 @@ FA_DEVICE void advance(tile_cursor *at, int from, int to)
     at->tile += at->step;
 #elif ROUNDING
     (void)from, (void)to;
-    at->tile += at->step; /* there is one head */
+    at->tile += at->step; /* there is one head: groups have HEADS_IN_TURN */
 #else
     at->tile += at->step;
     if (at->tile >= from && at->tile < to) return;

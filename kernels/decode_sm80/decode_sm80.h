@@ -34,9 +34,9 @@ typedef struct fa_decode_params {
     fa_attention_params attention; /* tasks: work tiles */
     int32_t heads, queries; /* of a work tile: query heads of a group, queries of a sequence */
     int32_t chunks;         /* work tiles that share the query heads of a group */
-    int32_t
-        whole; /* so many work tiles are not cut: block b < whole has number b. Of the others, block
-                               whole + b has part b / (tasks - whole) of number whole + b % (tasks - whole) */
+    /* So many work tiles are not cut: block b < whole has number b. Of the others, block whole + b has part
+     * b / (tasks - whole) of number whole + b % (tasks - whole). */
+    int32_t whole;
     int32_t parts; /* of the others: the largest number of parts of a sequence's keys */
     int32_t least; /* the smallest number of key tiles of a block in a part */
     /* The most queries of a packed sequence. Another launch computes longer ones, and this launch

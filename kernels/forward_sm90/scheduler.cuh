@@ -3,8 +3,9 @@
  * in advance for all others.
  *
  * The schedule is usually static: block b of g takes the tasks b, b + g, b + 2g, ... Under a causal mask a task is a
- * causal pair, and the last heads have a balanced or an alternating schedule (balance.cuh). For short rows the schedule
- * is dynamic: blocks take tasks from a counter in global memory. Launches on different streams must not share a counter.
+ * causal pair, and the last heads have a balanced or an alternating schedule (balance.cuh). For short rows, and where
+ * lengths are on the device, the schedule is dynamic: blocks take tasks from a counter in global memory. Launches on
+ * different streams must not share a counter.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 #define FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH

@@ -513,16 +513,17 @@ static double splits_us(const fa_problem *p, const fa_variant *v, int64_t tasks,
 
 /* Blocks among which the query heads of a group are split. With 90 shapes of 20 to 670 key tiles and groups of 2 to 8 heads (H200),
  * the choice takes 1.005 times as long as the best in the geometric mean; by the number of key tiles alone, at most half of a
- * group's heads, 1.09 and up to 2.2. In one order of sums, with a dbias, and if lengths are on the device, that number decides. */
+ * group's heads, 1.09 and up to 2.2. In one order of sums, with a bias, and if lengths are on the device, that number decides. */
 static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
                         const fa_cuda_device *device)
 {
     enum { MOST_ROUNDS_OF_ALL_HEADS = 4 }; /* more would take twice the workspace of others */
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   takers = count_takers(v, device);
-    if (tasks == 0 || p->batch_invariant || is_ordered(p) || v->rounding || p->dbias.data ||
-        fa_cuda_has_own_lengths(
-            p)) /* where the last share is rounded, that number is 1 (has_last_shares) */
+    /* Where the last share is rounded, the number is 1 (has_last_shares). With a bias there may be a dbias, of which
+     * fa_workspace_size does not know. */
+    if (tasks == 0 || p->batch_invariant || is_ordered(p) || v->rounding || p->bias.data ||
+        fa_cuda_has_own_lengths(p))
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
@@ -1363,10 +1364,10 @@ static bool plan_rounding(const fa_problem *p, const fa_cuda_device *device, fa_
                           char *why, size_t size)
 {
     if (!has_last_shares(p, device)) {
-        fa_cuda_say(why, size,
-                    "heads have one key tile, or lengths of their own, or blocks share their keys, "
-                    "or queries "
-                    "or keys are hidden from all, or the head dim is not a multiple of 8");
+        fa_cuda_say(
+            why, size,
+            "heads have one key tile, or lengths of their own, or blocks share their keys, "
+            "or queries or keys are hidden from all, or the head dim is not a multiple of 8");
         return false;
     }
     return !refuse_invariance(p, why, size) && plan_plain(p, device, plan, why, size);
@@ -1428,7 +1429,8 @@ static bool refuse_packed(const fa_problem *p, char *why, size_t size)
 /* Whether the key tiles are one round of blocks at most, or up to eight rounds that are nearly full (rate of three launches over
  * that of one, H200, head dim 128: n 512, 17 heads 1.17, n 1k, 8 heads 1.14, n 4k, 4 heads 1.03; n 1k, 50 and 80 heads, 3.03 and
  * 4.85 rounds, 0.94 and 1.08; n 4k, 13, 20 and 33 heads, 3.15, 4.85 and 8 rounds, 0.99, 1.04, 1.05; n 8k, 2.9 rounds, 0.96). But not
- * from two rounds on with up to four key tiles (n 282, 384 and 448 with 128 heads, three or four rounds, 0.97, 0.97, 0.91). */
+ * from two rounds on with up to four key tiles (n 282, 384 and 448 with 128 heads, three or four rounds, 0.97, 0.97, 0.91). Measured where
+ * no heads share keys; with groups, blocks are counted by fa_cuda_count_splits, whatever the launches will have. */
 static bool fills_rounds(const fa_problem *p, const fa_cuda_device *device)
 {
     const int64_t room = device->multiprocessors,

@@ -306,9 +306,8 @@ typedef struct keys_to_cut {
     int64_t key_bytes, part_bytes; /* of a key and its value; of a part's sums, if they count */
     int multiprocessors;
     int64_t merge_turns; /* of a block of decode_sm90 */
-    bool grows; /* a block has as much more on its way as there are fewer of a multiprocessor */
-    bool
-        in_order; /* blocks are numbered like work tiles that all have keys: the first ones can stay whole */
+    bool grows;    /* a block has as much more on its way as there are fewer of a multiprocessor */
+    bool in_order; /* all numbers of work tiles have keys: the first ones can stay whole */
 } keys_to_cut;
 
 /* The time for a number of parts with a number of blocks on each multiprocessor. */

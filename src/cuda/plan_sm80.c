@@ -198,7 +198,7 @@ static bool has_short_tasks(const fa_problem *p, const fa_cuda_device *device, c
     enum { SHORT = 6 };
     const int64_t tiles = fa_cuda_count_tiles(p->rows_q, fa_cuda_sm80_queries(v)),
                   tasks = tiles * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
-    return count_keys(p, v) <= SHORT &&
+    return !p->batch_invariant && count_keys(p, v) <= SHORT &&
            tasks > (int64_t)fa_cuda_sm80_room(device, v) * device->multiprocessors;
 }
 

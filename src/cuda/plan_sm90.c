@@ -441,8 +441,9 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
     fa_cuda_set_query_tasks(p, count_queries(v), l);
     l->grid = l->sm90.static_grid = count_blocks(p, device, l);
     l->sm90.dynamic = wants_dynamic(p, l, options);
-    if (l->sm90.dynamic && l->grid > (uint32_t)device->multiprocessors)
-        l->grid = (uint32_t)device->multiprocessors; /* blocks stay */
+    if (l->sm90.dynamic) /* blocks stay */
+        l->grid =
+            (uint32_t)(l->tasks < device->multiprocessors ? l->tasks : device->multiprocessors);
     return true;
 }
 

@@ -481,8 +481,8 @@ typedef struct work {
 static work find_work(const fa_problem *p, const shape *s)
 {
     double share = p->cu_seqlens_q && p->batch > 1 ? average_share : 1;
-    if (is_without_cache(p) &&
-        p->batch > 0) /* by the average row's sequence, which is longer than the average one */
+    /* By the average row's sequence, which is longer than the average one. */
+    if (is_without_cache(p) && p->batch > 0)
         share = sqrt((double)p->rows_q / (double)p->batch / (double)p->max_q);
     return (work){count_work_tiles(p, s), (double)count_key_tiles(s, s->tiles - 1),
                   share * average_tiles(s)};

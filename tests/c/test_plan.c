@@ -677,6 +677,36 @@ static void test_packed_shares(void)
     }
 }
 
+/* Padded sequences with lengths of their own have a block for each task, if there are few. */
+static void test_few_taken_tasks(void)
+{
+    static int32_t lengths[1];
+    fa_problem p = make_mapped(8, 2048, 128, 128);
+    p.seqlens_k = lengths;
+    p.causal = true;
+    const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &p, &devices[H200]);
+    CHECK(plan.launches[0].sm90.dynamic && plan.launches[0].tasks == 128 &&
+              plan.launches[0].grid == 128,
+          "%u blocks for %d tasks", plan.launches[0].grid, (int)plan.launches[0].tasks);
+}
+
+/* Under FA_BATCH_INVARIANT the batch must not choose the kernel. */
+static void test_invariant_sm80(void)
+{
+    for (int64_t window = -1; window < 40; window += 21) {
+        int variant[2];
+        for (int many = 0; many < 2; many++) {
+            fa_problem p = make_mapped(16, 128, 256, 256);
+            p.causal = p.batch_invariant = true;
+            p.window_left = window;
+            p.batch = p.blocks_q = p.blocks_k = many ? 500 : 1;
+            variant[many] = plan_by(&fa_cuda_forward_sm80, &p, &devices[H200]).launches[0].variant;
+        }
+        CHECK(variant[0] == variant[1], "%s and %s", fa_variants[variant[0]].name,
+              fa_variants[variant[1]].name);
+    }
+}
+
 static void expect_refusal(const fa_problem *p, const fa_cuda_device *device, const char *family,
                            const char *because)
 {
@@ -1763,6 +1793,8 @@ int main(void)
     test_packed_shapes();
     test_causal_orders();
     test_packed_shares();
+    test_few_taken_tasks();
+    test_invariant_sm80();
     test_refusals();
     test_latent();
     test_chunks();

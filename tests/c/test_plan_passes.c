@@ -768,6 +768,34 @@ static const char *dbias_launches(const fa_problem *p)
     return text;
 }
 
+/* fa_workspace_size does not know whether there will be a dbias: as much is enough with it, among however many blocks the heads
+ * of a group are split. */
+static void test_workspace_with_dbias(void)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, n, d;
+        bool causal;
+    } cases[] = {{1, 32, 1, 4096, 96, false}, {4, 32, 4, 2048, 96, true},
+                 {1, 24, 8, 1385, 128, true}, {39, 8, 2, 456, 128, false},
+                 {1, 5, 1, 3109, 80, true},   {2, 16, 4, 2000, 64, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.d = p.d_v = cases[i].d;
+        p.causal = cases[i].causal;
+        p.bias = somewhere;
+        const size_t asked = plan_of(&p, &devices[H200]).workspace_bytes,
+                     of_sm90 = plan_by(&fa_cuda_backward_sm90, &p, &devices[H200]).workspace_bytes;
+        p.dbias = somewhere;
+        p.dbias_shape[0] = p.batch, p.dbias_shape[1] = p.heads_q;
+        p.dbias_shape[2] = p.dbias_shape[3] = cases[i].n;
+        const size_t needed = plan_of(&p, &devices[H200]).workspace_bytes;
+        CHECK(needed <= asked, "case %zu: %zu bytes, %zu without dbias", i, needed, asked);
+        CHECK(plan_by(&fa_cuda_backward_sm90, &p, &devices[H200]).workspace_bytes <= of_sm90,
+              "case %zu: sm90 alone", i);
+    }
+}
+
 /* The kernel of the other gradients computes dbias if it can. The workspace for that is included
  * before it is requested. */
 static void test_dbias(void)
@@ -1923,6 +1951,7 @@ int main(void)
     test_sm80_launches();
     test_sm90();
     test_dbias();
+    test_workspace_with_dbias();
     test_dbias_of_heads();
     test_bias_alone();
     test_short_and_full();

@@ -50,7 +50,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 
 /* Launches; problems whose keys were divided, or whose work tiles were numbered by sequence; mixed
  * batches. */
-static int runs[FA_VARIANTS], cut, own_tiles, mixed;
+static int runs[FA_VARIANTS], cut, some_whole, own_tiles, mixed;
 
 /* Whether all launches that can be have persistent blocks. */
 static bool all_persistent;
@@ -238,6 +238,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     choose_parts(m.number, &p, l);
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
+    some_whole += l->decode.parts > 1 && l->decode.whole > 0;
     own_tiles += l->decode.most_queries == FA_DECODE_ALL_QUERIES;
     m.persistent = m.number / 4 % 2;
     char *const before = ref_buffers_copy(call->buffers);
@@ -383,10 +384,11 @@ int main(int argc, char **argv)
     }
     CHECK(done > 0 && quantized > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
     CHECK(mixed > 0 || argc > 1, "no problem was a mixed batch");
+    CHECK(some_whole > 0 || argc > 1, "in no problem some work tiles stayed whole beside others");
     CHECK(own_tiles > 0 || argc > 1, "no work tiles were numbered by sequence");
     if (argc > 2) {
-        printf("%d and %d problems, keys of %d cut, %d by sequence, %d mixed\n", done, quantized,
-               cut, own_tiles, mixed);
+        printf("%d and %d problems, keys of %d cut, in %d some whole, %d by sequence, %d mixed\n",
+               done, quantized, cut, some_whole, own_tiles, mixed);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }
