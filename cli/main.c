@@ -1,6 +1,7 @@
 /* The command `flashattn`: chooses the subcommand. */
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "args.h"
 #include "commands.h"
@@ -70,8 +71,6 @@ static int dispatch(int argc, char **argv)
     else printf("flashattn %s\n", fa_version_string());
     return CLI_FINE;
 }
-
-extern char **environ;
 
 /* A misspelled variable would have no effect, and nobody would know. */
 static void warn_of_unknown_variables(void)

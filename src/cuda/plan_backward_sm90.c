@@ -492,7 +492,8 @@ static double splits_us(const fa_problem *p, const fa_variant *v, int64_t tasks,
     const split_pace pace = find_split_pace(v);
     const int64_t parts = count_query_parts(p, v, tasks * splits, device),
                   takers = count_takers(v, device), blocks = tasks * splits * parts;
-    const double heads = (double)(p->heads_q / (p->heads_kv * splits)),
+    const int64_t of_block = p->heads_q / (p->heads_kv * splits); /* query heads */
+    const double heads = (double)of_block,
                  all = (double)fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
     double most = all, average = p->causal ? (all + 2.0) / 2.0 : all;
     if (p->window_left >= 0) {

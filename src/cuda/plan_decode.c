@@ -521,9 +521,9 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t whole
         of_left = fmax(fmax(of_one, of_full * share), of_pair * bytes / pair_rate);
     }
     double ns = (double)tiles * ((double)full * of_full + of_left);
+    const int64_t rounds = whole / room + full + (left > 0);
     ns += (double)(all * whole) / (double)room * of_full;
-    ns +=
-        (double)((whole / room + full + (left > 0)) * (many_rows ? ROUND_NS_MANY_ROWS : ROUND_NS));
+    ns += (double)(rounds * (many_rows ? ROUND_NS_MANY_ROWS : ROUND_NS));
     if (parts == 1) return ns;
     ns += (double)(k->merge_turns > 1 ? LAUNCH_NS : LAST_BLOCK_NS);
     ns += (double)(TURN_NS * fa_cuda_count_tiles(parts, FEW_PARTS));
