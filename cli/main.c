@@ -1,7 +1,6 @@
 /* The command `flashattn`: chooses the subcommand. */
 #include <signal.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "args.h"
 #include "commands.h"
@@ -71,6 +70,8 @@ static int dispatch(int argc, char **argv)
     else printf("flashattn %s\n", fa_version_string());
     return CLI_FINE;
 }
+
+extern char **environ; /* NOLINT(readability-redundant-declaration): POSIX leaves it to programs */
 
 /* A misspelled variable would have no effect, and nobody would know. */
 static void warn_of_unknown_variables(void)
