@@ -228,7 +228,10 @@ def backward_option_cells(dtype):
 
 def packed(cell):
     """The same with packed sequences of lengths from 32 to 8192, twice the usual tokens in all."""
-    lengths = log_uniform_lengths(2 * TOKENS, 32, 8192, seed=2)
+    return with_lengths(cell, log_uniform_lengths(2 * TOKENS, 32, 8192, seed=2))
+
+
+def with_lengths(cell, lengths):
     return dataclasses.replace(cell, lengths=lengths, batch=1, n_q=sum(lengths), n_k=sum(lengths))
 
 
@@ -288,8 +291,7 @@ def survey_prompts(draw, dtype):
     window = log_uniform(draw, 100, 5000) if draw.random() < 0.25 else 0
     made = dict(dtype=dtype, window=window)
     if draw.random() < 0.5:
-        lengths = survey_lengths(draw, dim, heads)
-        return Cell(1, heads, heads_kv, sum(lengths), sum(lengths), dim, dim, True, lengths=lengths, **made)
+        return with_lengths(shaped(1, heads, 0, dim, True, heads_kv, **made), survey_lengths(draw, dim, heads))
     n_q, before = log_uniform(draw, 2, 4000), log_uniform(draw, 200, 30000)
     batch = max(1, log_uniform(draw, 1 << 20, 32 << 20) // (n_q * heads * dim))
     return Cell(min(batch, 64), heads, heads_kv, n_q, n_q + before, dim, dim, True, **made)
@@ -301,16 +303,15 @@ def survey_training(draw, dtype):
     window = log_uniform(draw, 100, 3000) if draw.random() < 0.3 else 0
     made = dict(dtype=dtype, window=window, which="backward")
     if draw.random() < 0.4:
-        lengths = survey_lengths(draw, dim, heads)
-        return Cell(1, heads, heads_kv, sum(lengths), sum(lengths), dim, dim, True, lengths=lengths, **made)
+        return with_lengths(shaped(1, heads, 0, dim, True, heads_kv, **made), survey_lengths(draw, dim, heads))
     n = log_uniform(draw, 130, 12000)
     batch = max(1, log_uniform(draw, 3 << 20, 64 << 20) // (n * heads * dim))
     return shaped(batch, heads, n, dim, window > 0 or draw.random() < 0.8, heads_kv, **made)
 
 
 def survey_cells(which, dtype, count=32, most_bytes=6e9):
-    """The same shapes each time. Gradients have head dims 64 and 128 and one key head for each query
-    head, because FlashAttention-4 compiles a kernel for each of the others."""
+    """The same shapes each time. Those of survey-backward have head dims 64 and 128 and one key head for each
+    query head, because FlashAttention-4 compiles a kernel for each of the others."""
     draw, found = random.Random(f"survey {which}"), {}
     while len(found) < count:
         cell = survey_shape(draw, which, dtype)

@@ -242,6 +242,9 @@ static bool has_groups(const fa_problem *p) { return p->heads_q != p->heads_kv; 
 /* Whether a key is seen by queries of a limited distance. */
 static bool has_window(const fa_problem *p) { return p->window_left >= 0; }
 
+/* Whether it takes those for head dim 64. */
+static bool is_narrow(const fa_problem *p) { return p->d <= 64 && p->d_v <= 64; }
+
 /* Whether it takes the variants for head dim 128. */
 static bool is_above_96(const fa_problem *p) { return p->d > 96 || p->d_v > 96; }
 
@@ -496,7 +499,7 @@ static double splits_us(const fa_problem *p, const fa_variant *v, int64_t tasks,
     const double heads = (double)of_block,
                  all = (double)fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
     double most = all, average = p->causal ? (all + 2.0) / 2.0 : all;
-    if (p->window_left >= 0) {
+    if (has_window(p)) {
         const double seen =
             (double)(p->window_left + find_keys(v)) / FA_BACKWARD_SM90_QUERIES + 1.0;
         most = fmin(most, seen), average = fmin(average, seen);
@@ -1152,7 +1155,7 @@ static bool plan_plain(const fa_problem *p, const fa_cuda_device *device, fa_cud
 static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                             char *why, size_t size)
 {
-    const bool has_order = p->d <= 64 && p->d_v <= 64;
+    const bool has_order = is_narrow(p);
     return (has_order || !refuse_order(p, why, size)) && plan_plain(p, device, plan, why, size);
 }
 
@@ -1202,12 +1205,18 @@ const fa_cuda_family fa_cuda_backward_sm90_single = {
     .plan = plan_single,
 };
 
+/* Whether blocks can store dQ of heads of several key tiles, the last of which is seen. */
+static bool can_store_of_several(const fa_problem *p, const fa_uniform_lengths *u)
+{
+    return can_store_dq(p, u) && u->n_k == p->rows_k && u->keys_to == p->rows_k &&
+           count_key_tiles(p) > 1;
+}
+
 /* Whether each key tile's query tiles are the last ones of those of the one before, which all see the first one. */
 static bool has_nested_tiles(const fa_problem *p)
 {
     const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
-    return can_store_dq(p, &u) && u.n_k == p->rows_k && u.keys_to == p->rows_k &&
-           p->heads_q == p->heads_kv && count_key_tiles(p) > 1 && p->window_left < 0 &&
+    return can_store_of_several(p, &u) && !has_groups(p) && !has_window(p) &&
            (p->causal || p->window_right < 0);
 }
 
@@ -1216,9 +1225,8 @@ static bool has_nested_tiles(const fa_problem *p)
 static bool has_last_shares(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
-    const int64_t tiles = count_key_tiles(p), tasks = tiles * p->heads_kv * p->batch;
-    return can_store_dq(p, &u) && u.n_k == p->rows_k && u.keys_from == 0 &&
-           u.keys_to == p->rows_k && tiles > 1 &&
+    const int64_t tasks = count_key_tiles(p) * p->heads_kv * p->batch;
+    return can_store_of_several(p, &u) && u.keys_from == 0 &&
            fa_cuda_count_splits(p, tasks, device->multiprocessors) == 1;
 }
 
@@ -1249,7 +1257,7 @@ static int64_t count_chains_at_once(const fa_cuda_device *device, int64_t tiles)
 static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)why, (void)size;
-    const bool narrow = p->d <= 64 && p->d_v <= 64;
+    const bool narrow = is_narrow(p);
     const int64_t tiles = fa_cuda_count_tiles(p->rows_k, FA_BACKWARD_SM90_KEYS),
                   blocks = tiles * p->heads_kv * p->batch,
                   most = p->causal ? (narrow ? 8 : 5) : (narrow ? 4 : 3);
@@ -1307,7 +1315,7 @@ static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t 
 static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
 {
     const int64_t keys = FA_BACKWARD_SM90_KEYS, seen = count_rows_together(p) / keys - 2;
-    const bool narrow = p->d <= 64 && p->d_v <= 64, ordered = is_ordered(p);
+    const bool narrow = is_narrow(p), ordered = is_ordered(p);
     const bool few = narrow && ordered && p->heads_q <= 4 * p->heads_kv;
     if (has_groups(p) && seen > 4 && !few) return true;
     if (ordered) return seen > (narrow ? 64 : 20);
@@ -1321,7 +1329,7 @@ static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
  * 0.93 (0.98). With two rounds of blocks: causal, 8, 64 1.01, 128 0.985. */
 static bool is_slow_group_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
-    const bool narrow = p->d <= 64 && p->d_v <= 64, many = p->heads_q >= 4 * p->heads_kv;
+    const bool narrow = is_narrow(p), many = p->heads_q >= 4 * p->heads_kv;
     if (is_ordered(p)) return !p->causal && tiles > (narrow ? 16 : 8);
     return percent < 200 || tiles > (!p->causal ? (narrow ? 4 : 6) : narrow && many ? 16 : 12);
 }
@@ -1340,7 +1348,7 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
     (void)why, (void)size;
     const int64_t tiles = count_key_tiles(p),
                   percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
-    const bool narrow = p->d <= 64 && p->d_v <= 64;
+    const bool narrow = is_narrow(p);
     if (!has_last_shares(p, device) || 3 * p->rows_q < 2 * p->rows_k) return true;
     if (!narrow && !is_above_96(p)) return true;
     if (has_window(p)) return is_slow_window_rounding(p, percent);
@@ -1457,8 +1465,8 @@ static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, c
     (void)why, (void)size;
     const bool in_order = is_above_96(p) && is_short_and_full(p, device, 128);
     const bool many = has_many_rounds(p, device, 4, 16) || has_many_rounds(p, device, 9, 8);
-    return (p->d <= 64 && p->d_v <= 64) || p->causal || p->window_left >= 0 ||
-           p->window_right >= 0 || is_short(p) || in_order || many || fills_rounds(p, device);
+    return is_narrow(p) || p->causal || p->window_left >= 0 || p->window_right >= 0 ||
+           is_short(p) || in_order || many || fills_rounds(p, device);
 }
 
 static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *device,

@@ -492,7 +492,7 @@ static const double device_rate = 4700.0, pair_rate = 76.0;
  * of work tiles (20 to 520), six kernels and three numbers of keys on an H200, the parts that this chooses take 1.016 times as long as the
  * best of up to 15 others in the geometric mean (8 bits: 1.027); the rule before it 1.106 (1.062), and up to 1.65.
  */
-static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t whole, int64_t parts)
+static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t parts)
 {
     enum {
         ROUND_NS = 2000,
@@ -505,15 +505,14 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t whole
     const double loaded = 0.2;   /* more time for a tile, where each multiprocessor has a block, */
     const double together = 0.3; /* and where each has two, if memory is not the limit */
     const int64_t multiprocessors = k->multiprocessors, room = BLOCKS_TOGETHER * multiprocessors;
-    const int64_t blocks = (k->tasks - whole) * parts, full = blocks / room, left = blocks % room;
-    const int64_t all = fa_cuda_count_tiles(k->keys, v->keys),
-                  tiles = fa_cuda_count_tiles(all, parts);
+    const int64_t blocks = k->tasks * parts, full = blocks / room, left = blocks % room;
+    const int64_t tiles = fa_cuda_count_tiles(fa_cuda_count_tiles(k->keys, v->keys), parts);
     const double bytes = (double)k->key_bytes * v->keys, alone = tile_ns_alone(v);
     const double of_full = fmax((double)room * bytes / device_rate, alone * (1.0 + together));
     const bool many_rows = has_many_rows(v);
     const double share = (double)left / (double)room;
     double of_left = 0.0;
-    if (left > 0 && full + whole > 0) {
+    if (left > 0 && full > 0) {
         of_left = alone + (of_full - alone) * share;
     } else if (left > 0) {
         const int of_pair = 2 * left <= multiprocessors ? 1 : left <= multiprocessors ? 2 : 4;
@@ -521,9 +520,7 @@ static double rounds_ns(const keys_to_cut *k, const fa_variant *v, int64_t whole
         of_left = fmax(fmax(of_one, of_full * share), of_pair * bytes / pair_rate);
     }
     double ns = (double)tiles * ((double)full * of_full + of_left);
-    const int64_t rounds = whole / room + full + (left > 0);
-    ns += (double)(all * whole) / (double)room * of_full;
-    ns += (double)(rounds * (many_rows ? ROUND_NS_MANY_ROWS : ROUND_NS));
+    ns += (double)((full + (left > 0)) * (many_rows ? ROUND_NS_MANY_ROWS : ROUND_NS));
     if (parts == 1) return ns;
     ns += (double)(k->merge_turns > 1 ? LAUNCH_NS : LAST_BLOCK_NS);
     ns += (double)(TURN_NS * fa_cuda_count_tiles(parts, FEW_PARTS));
@@ -546,8 +543,7 @@ static void try_whole_rounds(const keys_to_cut *k, const fa_variant *v, cut *bes
     if (20 * left < room || 100 * left > 45 * room) return;
     const int64_t filling = (21 * room + 10 * left) / (20 * left),
                   parts = clamp_parts(filling, most);
-    const int64_t whole = rounds * room;
-    if (parts > 1) *best = (cut){parts, BLOCKS_TOGETHER, rounds_ns(k, v, whole, parts), whole};
+    if (parts > 1) best->parts = parts, best->whole = rounds * room;
 }
 
 /* Cuts for many work tiles of decode_sm90: parts whose blocks just fill a block for each pair of multiprocessors, for each of them,
@@ -560,7 +556,7 @@ static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, bool di
     for (size_t i = differ ? 3 : 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         const int64_t fitting = clamp_parts(wanted[i] * k->multiprocessors / 2 / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
-        const double ns = rounds_ns(k, v, 0, parts);
+        const double ns = rounds_ns(k, v, parts);
         if (ns < best.cost) best = (cut){parts, BLOCKS_TOGETHER, ns, 0};
     }
     if (k->in_order && k->fewest == 1) try_whole_rounds(k, v, &best);
@@ -828,8 +824,8 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);
         if (needed < blocks) blocks = (int)needed;
-        const int64_t of_most = found.whole > 0 ? 1 : found.parts;
-        l->decode.stages = choose_stages(device, v, blocks, count_keys(p, l) / of_most);
+        const int64_t longest = count_keys(p, l) / (found.whole > 0 ? 1 : found.parts);
+        l->decode.stages = choose_stages(device, v, blocks, longest);
     }
     l->smem_bytes = smem_for(device, v, blocks);
     fa_cuda_cut_decode(l, found.whole, found.parts,
@@ -939,7 +935,7 @@ static double decode_sm90_seconds(const fa_problem *p, const fa_cuda_device *dev
                            .key_bytes = 2 * (p->d + p->d_v),
                            .multiprocessors = device->multiprocessors,
                            .merge_turns = count_merge_turns(l)};
-    return 1e-9 * rounds_ns(&k, &fa_variants[l->variant], l->decode.whole, l->decode.parts);
+    return 1e-9 * rounds_ns(&k, &fa_variants[l->variant], l->decode.parts);
 }
 
 /* Whether there are more rows than the other kernels leave to this one, and these are faster. */

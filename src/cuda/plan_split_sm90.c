@@ -496,7 +496,7 @@ static double blocks_seconds(const fa_problem *p, const shape *s, const work *w,
         const double tasks = (double)w->tiles / (double)blocks;
         return fmax(w->longest * s->tile_seconds,
                     tasks * (w->average * s->tile_seconds + taken_seconds)) +
-               2e-6;
+               many_queries.plain.launch;
     }
     const double longest = w->longest * s->tile_seconds + block_seconds,
                  average = w->average * s->tile_seconds + block_seconds;
