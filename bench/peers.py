@@ -17,9 +17,11 @@ The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     backward-extra    grouped heads, packed lengths, other lengths, head dims and float16
     backward-options  the options, bias with its gradient, deterministic gradients
     backward-peaked   errors of gradients: head dims, masks, types, kinds of inputs
-    survey-forward, survey-backward, survey-decode, survey-few, survey-prompts, survey-training
-              32 random shapes each, always the same ones; few: 2 to 200 queries over long keys; prompts:
-              packed ones and chunks of longer sequences; training: gradients with groups, packed, windows
+    survey-forward, survey-backward, survey-decode, survey-few, survey-prompts, survey-training,
+    survey-options, survey-float32
+              32 or 48 random shapes each, always the same ones; few: 2 to 200 queries over long keys;
+              prompts: packed ones and chunks of longer sequences; training: gradients with groups,
+              packed, windows; options and float32: results and gradients
 
 The peers, if they are installed: FlashAttention-2 and cuDNN (of PyTorch), FlashAttention-3 (the
 library that --fa3 names), FlashAttention-4 (flash_attn.cute; --site names a folder of unpacked
@@ -70,11 +72,13 @@ from source_hash import ROOT, cuda_hash, source_hash  # noqa: E402
 CACHE_BYTES = 256 << 20  # more than any GPU's second-level cache
 ERROR_MARGIN = 1.05  # over the most exact peer's
 SM80_BAR = 1.05  # of flashattn-sm80 over FlashAttention-2
+FLOAT32_BARS = {"flashattn": {"forward": 2.2, "backward": 1.5}, "flashattn-tf32": {"forward": 4, "backward": 3}}
 
 USUAL = {"cuda": ("flashattn", "flashattn-sm80", "fa2", "cudnn", "fa3", "fa4"),
          "cpu": ("flashattn", "sdpa-flash", "flex", "math")}
 MORE = {"options": ("flex", "efficient"), "backward-options": ("flex", "efficient"),
-        "host": ("package",)}  # on CUDA
+        "host": ("package",), "survey-options": ("efficient",)}  # on CUDA
+INSTEAD = {"survey-float32": ("flashattn", "flashattn-tf32", "efficient")}  # of the usual ones: all others have only 16 bits
 
 WRITE_EVERY = 1.0  # seconds, while a set runs
 
@@ -135,7 +139,7 @@ def checked_here(backend, cell, sets, expected, args):
     wait(backend, results, args.device)
     if comparable(cell, backend):
         row["error"] = error_of(cell, list(map(as_torch, results)), expected)
-        if not is_right(cell, row["error"]):
+        if not is_right(cell, row["error"], backend.precision):
             return row | {"state": "wrong", "why": f"error {row['error']}"}, None
     make = HostTimer if cell.which == "host" else Timer
     return row, make(backend, functions, args.device, args.budget)
@@ -346,6 +350,11 @@ def print_summary(cells):
 def print_timed_summary(cells):
     print_ratios("to the best peer", [(c["name"], c["ratio"]) for c in cells if c["ratio"]], 1.0)
     pairs = [(c["name"], of_median(c, "fa2"), of_median(c, "flashattn-sm80")) for c in cells]
+    for name, bars in FLOAT32_BARS.items():
+        for which, bar in bars.items():
+            print_ratios(f"{name} to efficient, {which}", [
+                (c["name"], of_median(c, "efficient") / of_median(c, name)) for c in cells
+                if (c["dtype"], c["which"]) == ("fp32", which) and of_median(c, "efficient") and of_median(c, name)], bar)
     print_ratios("flashattn-sm80 to fa2", [(n, a / b) for n, a, b in pairs if a and b], SM80_BAR)
     for bar, pairs in held_against_plain(cells).items():
         print_ratios("to ours in the plain cell, per useful operation", pairs, bar)
@@ -451,6 +460,8 @@ def wanted_backends(args, name):
     builds = [build.name for build in args.builds]
     if args.backends:
         return [*args.backends, *builds]
+    if name in INSTEAD:
+        return [*INSTEAD[name], *builds]
     return [*USUAL[args.device], *(MORE.get(name, ()) if args.device == "cuda" else ()), *builds]
 
 

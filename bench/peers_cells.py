@@ -262,6 +262,10 @@ def survey_shape(draw, which, dtype):
         return survey_prompts(draw, dtype)
     if which == "training":
         return survey_training(draw, dtype)
+    if which == "options":
+        return survey_options(draw, dtype)
+    if which == "float32":
+        return survey_float32(draw)
     dim = draw.choice((64, 128, 128) if which == "backward" else (64, 64, 128, 128, 96, 192, 256))
     n = log_uniform(draw, 130, 12000)
     heads = draw.choice((1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 64))
@@ -309,6 +313,38 @@ def survey_training(draw, dtype):
     return shaped(batch, heads, n, dim, window > 0 or draw.random() < 0.8, heads_kv, **made)
 
 
+def survey_options(draw, dtype):
+    """Results and gradients with one or two options, as models have them; a bias without a mask."""
+    (heads, heads_kv), dim = survey_heads(draw), draw.choice((64, 128, 128, 256, 96, 192))
+    which = draw.choice(("forward", "backward"))
+    chosen = draw.choice((("window", "sinks"), ("window", "softcap"), ("window", "alibi"), ("softcap",), ("alibi",),
+                          ("sinks",), ("dropout",), ("bias",), ("bias",)))
+    window, bias = log_uniform(draw, 100, 3000), draw.choice(("batch", "heads", "full"))
+    values = {"window": window, "softcap": SOFTCAP, "alibi": True, "sinks": True, "dropout": DROPOUT, "bias": bias}
+    made = dict(dtype=dtype, which=which, **{name: values[name] for name in chosen})
+    if "bias" not in chosen and draw.random() < 0.25:
+        return with_lengths(shaped(1, heads, 0, dim, True, heads_kv, **made), survey_lengths(draw, dim, heads))
+    n = log_uniform(draw, 130, 8000)
+    if "bias" in chosen:
+        n, heads_kv = n // 8 * 8, heads  # libraries that take a bias want aligned rows and no groups
+        made["bias_grad"] = which == "backward" and draw.random() < 0.5
+    batch = max(1, log_uniform(draw, 3 << 20, 48 << 20) // (n * heads * dim))
+    return shaped(batch, heads, n, dim, "bias" not in chosen, heads_kv, **made)
+
+
+def survey_float32(draw):
+    """float32, results and gradients; no groups, which PyTorch's kernel for float32 does not have."""
+    heads, dim = draw.choice((1, 2, 4, 8, 12, 16, 20, 32, 96)), draw.choice(
+        (32, 48, 64, 64, 80, 96, 128, 128, 128, 160, 192, 256, 272, 320, 384, 512))
+    which = draw.choice(("forward", "backward"))
+    option = draw.choice(({}, {}, {}, {}, dict(dropout=DROPOUT), dict(bias="batch"), dict(bias="full")))
+    n = log_uniform(draw, 130, 6000)
+    n = max(128, n // 64 * 64) if "bias" in option or draw.random() < 0.4 else n
+    batch = max(1, log_uniform(draw, 1 << 20, 24 << 20) // (n * heads * dim))
+    causal = not option and draw.random() < 0.5
+    return shaped(batch, heads, n, dim, causal, which=which, dtype="fp32", **option)
+
+
 def survey_cells(which, dtype, count=32, most_bytes=6e9):
     """The same shapes each time. Those of survey-backward have head dims 64 and 128 and one key head for each
     query head, because FlashAttention-4 compiles a kernel for each of the others."""
@@ -316,6 +352,7 @@ def survey_cells(which, dtype, count=32, most_bytes=6e9):
     while len(found) < count:
         cell = survey_shape(draw, which, dtype)
         size = 2 * cell.batch * cell.heads * cell.n_q * cell.dim + cell.kv_bytes()
+        size += 2 * math.prod(cell.bias_shape()) if cell.bias else 0
         if size * (1 if which in ("decode", "few", "prompts") else 20) < most_bytes:
             found[cell.name] = cell
     return found.values()
@@ -425,7 +462,9 @@ CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
              "survey-decode": lambda dtype: survey_cells("decode", dtype),
              "survey-few": lambda dtype: survey_cells("few", dtype),
              "survey-prompts": lambda dtype: survey_cells("prompts", dtype),
-             "survey-training": lambda dtype: survey_cells("training", dtype)}
+             "survey-training": lambda dtype: survey_cells("training", dtype),
+             "survey-options": lambda dtype: survey_cells("options", dtype, 48, 3e9),
+             "survey-float32": lambda dtype: survey_cells("float32", dtype, 48)}
 CPU_SETS = {"main": small_cells, "options": small_options,
             "backward": lambda dtype: small_cells(dtype, "backward"),
             "backward-extra": small_backward_extra,

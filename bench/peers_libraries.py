@@ -47,6 +47,7 @@ class Backend:
     layout = "bshd"
     clock = "events"
     takes = ()
+    precision = "float32"  # of float32 inputs
     compiles = False  # at its first use, each kernel of a type, head dim, mask and option
 
     def __init__(self, name):
@@ -112,6 +113,7 @@ class Backend:
 # ---- Ours ----------------------------------------------------------------------------------------
 
 
+PRECISIONS = {"float32": 0, "tf32": 1, "ieee": 2}  # fa_precision
 FAMILY_VARIABLES = ("FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL")
 # Families of backward only, and their marks in the text of fa_describe.
 MARKS = {"sm90_joined": "_joined", "sm90_persistent": "_persistent",
@@ -130,8 +132,9 @@ class Ours(Backend):
 
     takes = ALL_OPTIONS
 
-    def __init__(self, name, path, device, family=None, own_copy=False):
+    def __init__(self, name, path, device, family=None, own_copy=False, precision="float32"):
         super().__init__(name)
+        self.precision = precision
         if not path.exists():
             raise Missing(f"there is no {path}: build the library (make)")
         self.device, self.family = device, family
@@ -153,7 +156,7 @@ class Ours(Backend):
     def options(self, cell, inputs):
         """The struct, and the objects to which its pointers point."""
         given = {"causal": cell.causal, "softcap": cell.softcap,
-                 "deterministic": cell.deterministic}
+                 "deterministic": cell.deterministic, "precision": PRECISIONS[self.precision]}
         if cell.window:
             given["window_left"] = cell.window - 1
         if cell.dropout:
@@ -644,6 +647,7 @@ def table(args):
     return {
         "flashattn": (both, lambda: Ours("flashattn", args.library, args.device)),
         "flashattn-sm80": (cuda, lambda: Ours("flashattn-sm80", args.library, "cuda", "sm80")),
+        "flashattn-tf32": (both, lambda: Ours("flashattn-tf32", args.library, args.device, precision="tf32")),
         **{build.name: (both if not build.family else cuda, functools.partial(
             Ours, build.name, build.path, args.device, build.family, own_copy=True))
            for build in args.builds},
@@ -682,5 +686,5 @@ def library_named(text):
     return Build(f"flashattn-{name}", pathlib.Path(path), family or None)
 
 
-NAMES = ("flashattn", "flashattn-sm80", "package", "fa2", "cudnn", "fa3", "fa4", "flex",
+NAMES = ("flashattn", "flashattn-sm80", "flashattn-tf32", "package", "fa2", "cudnn", "fa3", "fa4", "flex",
          "efficient", "sdpa-flash", "jax", "math")

@@ -4,10 +4,11 @@ import math
 import statistics
 
 NOT_YET = "Not measured yet.\n"
-OWN = ("flashattn", "flashattn-sm80", "package")  # not peers
+OWN = ("flashattn", "flashattn-sm80", "flashattn-tf32", "package")  # not peers
 SIMULATION = "simulation"  # of weights rounded at the row's maximum (peers_peaked.py)
 TITLES = {"fa2": "FA-2", "cudnn": "cuDNN", "fa3": "FA-3", "fa4": "FA-4", "flex": "FlexAttention",
-          "flashattn-sm80": "flashattn, Ampere kernels"}
+          "flashattn-sm80": "flashattn, Ampere kernels", "flashattn-tf32": "flashattn, tf32",
+          "efficient": "PyTorch"}
 SM80_BAR, ERROR_MARGIN = 1.05, 1.05
 CHARTS = {"": "TFLOP/s by sequence length, each library",
           "-ratio": "flashattn's rate over the best of the other libraries, each cell"}

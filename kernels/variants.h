@@ -94,6 +94,9 @@ VARIANT_16BIT(forward_sm90_wide_d512, .file = "forward_sm90_wide/forward_sm90_wi
               .head_dim = 512, .value_dim = 256, .options = 0, .cluster = 2, .consumers = 2, .keys = 128,
               .stages = 4, .q_stages = 1, .chunk = 16384, .v_rows = 32)
 /* With options. The tiles of those with all of them are multiples of 32 keys, which a block of dropout bits covers. */
+VARIANT_16BIT(forward_sm90_d64_softcap, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_general64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 4, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
@@ -109,6 +112,12 @@ VARIANT_16BIT(forward_sm90_d128_bias, .file = "forward_sm90/forward_sm90", .kern
 VARIANT_16BIT(forward_sm90_general128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
+VARIANT_16BIT(forward_sm90_d192_softcap, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2,
+              .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
+VARIANT_16BIT(forward_sm90_d256_softcap, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2,
+              .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 VARIANT_16BIT(forward_sm90_general256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
               .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)

@@ -133,13 +133,18 @@ FA_DEVICE bool is_beyond_bound(const consumer_state *c, const float *sum)
 #endif
 }
 
-/* Whether weights beyond the bound may come from a score outside the range of the series. */
-FA_DEVICE bool may_be_beyond_series(const consumer_state *c)
+/* Whether a weight of the warp may come from a score outside the range of the series. A sum beyond its bound alone does
+ * not show this: scores that are all equal, as those of rows after the last query, have large sums, too. */
+FA_DEVICE bool may_be_beyond_series(const work_tile *w, const consumer_state *c, const float *sum)
 {
 #if HAS_SERIES
-    return c->series;
+    const float end = SERIES_TOP * w->scale;
+    bool is_beyond = false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) is_beyond |= !(sum[r] <= ptx_ex2(end - c->rows.base[r]));
+    return c->series && __any_sync(0xffffffff, is_beyond);
 #else
-    (void)c;
+    (void)w, (void)c, (void)sum;
     return false;
 #endif
 }
@@ -194,7 +199,7 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
     const row_state before = c->rows;
     COUNT_PATH(HOPPER_RENEWED);
     add_sums(&c->rows, sum);
-    if (may_be_beyond_series(c) || !renew_bases(c->scores, c->out, &c->rows)) {
+    if (may_be_beyond_series(this_work_tile(pipe, c), c, sum) || !renew_bases(c->scores, c->out, &c->rows)) {
         float new_sum[2], rescale[2];
         COUNT_PATH(HOPPER_RECOMPUTED);
         recompute_scores(p, this_work_tile(pipe, c), c->at.tile, c->scores, c->number);

@@ -338,6 +338,23 @@ static void test_rounding(void)
     attention_free(&a);
 }
 
+/* Rows after the last query have equal scores, whose sums are beyond the bound of sums, and which are in the range of a softcap's
+ * series all the same: nothing is recomputed. */
+static void test_equal_scores(int64_t d)
+{
+    attention a;
+    const shape s = {1, 1, 1, 150, 700, d, d};
+    make_aligned(&a, 51, s, FA_BFLOAT16);
+    a.in.options.softcap = 30;
+    random_call call = forward_call(&a);
+    call.lse = NULL; /* with it there is no series */
+    memset(hopper_paths, 0, sizeof hopper_paths);
+    check_attends(attend, 1, &call);
+    CHECK(hopper_paths[HOPPER_RENEWED] > 0, "head dim %lld: no sum was beyond its bound", (long long)d);
+    CHECK(hopper_paths[HOPPER_RECOMPUTED] == 0, "head dim %lld: scores were recomputed", (long long)d);
+    attention_free(&a);
+}
+
 /* TMA gives zeros in place of a page that is not in the cache. */
 static void test_wild_tables(void)
 {
@@ -519,6 +536,8 @@ int main(int argc, char **argv)
     const int done = run_problems(settings, &number, begin, count);
     test_tf32();
     test_f16x3();
+    test_equal_scores(64);
+    test_equal_scores(128);
     test_wild_tables();
     if (argc == 1) sample_end(kernels, runs);
     CHECK(dynamic || argc > 1, "no problem had a dynamic schedule");
