@@ -21,6 +21,7 @@ Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 
 import argparse
 import dataclasses
+import datetime
 import functools
 import json
 import math
@@ -37,6 +38,7 @@ import torch
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import flashattn_ctypes as fa  # noqa: E402
+from pages_tables import ratio_of  # noqa: E402
 from peers_cells import log_uniform, survey_heads  # noqa: E402
 from source_hash import cuda_hash  # noqa: E402
 
@@ -366,15 +368,10 @@ def main():
         print(f"to FlashAttention-3: {statistics.geometric_mean([r for _, r in ratios]):.3f} in the geometric mean "
               f"of {len(ratios)}; below 1: {'; '.join(below) or 'none'}")
     if args.out:
-        fixed = {"device": torch.cuda.get_device_name(), "cuda_sha256": cuda_hash(), "torch": torch.__version__}
+        fixed = {"device": torch.cuda.get_device_name(), "cuda_sha256": cuda_hash(), "torch": torch.__version__,
+                 "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
         args.out.write_text(json.dumps({**fixed, "rows": rows}, indent=1) + "\n")
     return 1 if any(row["wrong"] for row in rows) else 0
-
-
-def ratio_of(row):
-    """How many times as fast as FlashAttention-3 ours is; None: one is missing."""
-    us = {label: statistics.median(samples) for label, samples in row["samples_us"].items()}
-    return us["FA-3"] / us["flashattn"] if {"FA-3", "flashattn"} <= us.keys() else None
 
 
 def line_of(row):

@@ -5,7 +5,7 @@ A table is between two lines of a document,
     <!-- table: bench/results/cpu-avx512.json forward -->
     <!-- end of table -->
 The last word selects the table. For a result of peers_cpu.py it is the beginning of the names of
-its cases. For a result of ladder.py, peers.py, seed.py, decode_step.py or train.py it is the name
+its cases. For a result of ladder.py, peers.py, seed.py, decode_step.py, packed_pages.py or train.py it is the name
 of a table (ladder_tables.py, peers_tables.py, peers_peaked_tables.py, and so on). For
 kernels/resources.txt it is a list of entry functions (resource_tables.py). The main table of peers.py
 has a column from peers-<device>-peaked.json. Each rung's header has a line ` * Measured`, from
@@ -25,6 +25,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from decode_step_tables import decode_step_table  # noqa: E402
 from ladder_tables import headers, ladder_table  # noqa: E402
+from pages_tables import pages_table  # noqa: E402
 from peers_peaked_tables import peaked_table  # noqa: E402
 from peers_tables import peers_table  # noqa: E402
 from resource_tables import resources_table  # noqa: E402
@@ -40,6 +41,7 @@ PEAKED = re.compile(r"bench/results/peers-\S+-peaked\.json")
 MAIN = re.compile(r"(bench/results/peers-\w+)\.json")
 TRAIN = re.compile(r"bench/results/train-\S+\.json")
 DECODE_STEP = re.compile(r"bench/results/decode-step-\S+\.json")
+PAGES = re.compile(r"bench/results/pages-\S+\.json")
 SEED = re.compile(r"bench/results/seed-\S+\.json")
 RESOURCES = "kernels/resources.txt"
 LADDER_RESULT = "bench/results/ladder-h200.json"  # of the bars and of the rungs' headers
@@ -83,6 +85,8 @@ def table(name, which):
         return train_table(result, which)
     if DECODE_STEP.fullmatch(name):
         return decode_step_table(result, which)
+    if PAGES.fullmatch(name):
+        return pages_table(result, which)
     if SEED.fullmatch(name):
         return seed_table(result, which)
     if PEAKED.fullmatch(name):
