@@ -8,6 +8,7 @@
 #include "cuda/plan_backward_sm80.h"
 
 #include <inttypes.h>
+#include <math.h>
 
 #include "cuda/family.h"
 #include "cuda/plan_backward.h"
@@ -158,6 +159,12 @@ static int64_t count_running(const fa_cuda_device *device, const fa_variant *v, 
     return (int64_t)device->multiprocessors * resident;
 }
 
+/* Blocks that share the keys of a key/value head: each has some of its query heads, and one of `query_parts` parts of their
+ * queries. */
+typedef struct shares {
+    int of_heads, query_parts;
+} shares;
+
 /* Blocks that share the queries of a head, if a round of blocks has places left. With fewer queries the launch that adds up
  * gradients of keys would take longer than is won. */
 static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running)
@@ -168,18 +175,127 @@ static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running
     return (int)(parts < 1 || most < 1 ? 1 : parts < most ? parts : most);
 }
 
+/* Key tiles of all heads. */
+static int64_t count_tasks(const fa_problem *p, const fa_variant *v)
+{
+    return p->batch * p->heads_kv * fa_cuda_count_tiles(p->n_k, v->keys);
+}
+
+static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batch_invariant; }
+
+/* The arithmetic of a multiprocessor, in millions of operations a us, and the time of a block besides its tiles. */
+typedef struct pace {
+    double rate, block;
+} pace;
+
+static pace find_pace(const fa_variant *v)
+{
+    const double block = v->blocks > 1 ? 4.3 : v->head_dim <= 128 ? 7.3 : 10.0;
+    if (v->element == FA_ELEMENT_TF32) return (pace){1.2, block};
+    if (v->element == FA_ELEMENT_TF32X3) return (pace){0.65, block};
+    return (pace){v->keys == 128 && v->queries == 64 ? 2.55 : 2.2, block};
+}
+
+/* Queries that a key tile sees: at most, and on average. */
+typedef struct seen {
+    double most, average;
+} seen;
+
+static seen count_seen(const fa_problem *p, const fa_variant *v)
+{
+    const double all = (double)(fa_cuda_count_tiles(p->n_q, v->queries) * v->queries);
+    const int64_t right = p->causal ? 0 : p->window_right;
+    seen s = {all, all};
+    if (p->causal)
+        s.average = (double)count_pairs(p, v->keys) /
+                    (double)(fa_cuda_count_tiles(p->n_k, v->keys) * v->keys);
+    if (p->window_left < 0 || right < 0) return s;
+    const double near = (double)(p->window_left + right + v->keys + 64);
+    s.most = fmin(s.most, near), s.average = fmin(s.average, near);
+    return s;
+}
+
+/* The time of the blocks, and of adding up what they leave, in us. Under a causal mask, and with a window, blocks are of many
+ * lengths, and some have no queries of their part. Without these they run in rounds. */
+static double shares_us(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                        const seen *s, shares by)
+{
+    static const double alone = 0.72; /* the time of a block that has a multiprocessor for itself */
+    static const double adding = 1.5, bytes_a_us = 5.2e6, end = 0.24, end_of_part = 0.15;
+    const int64_t tasks = count_tasks(p, v), splits = (int64_t)by.of_heads * by.query_parts;
+    const pace pace = find_pace(v);
+    const bool window = s->most < (double)p->n_q, uneven = p->causal || window;
+    const double blocks = (double)(tasks * splits), parts = by.query_parts;
+    double running = (double)count_running(device, v, count_smem(v)),
+           query = 10e-6 * v->head_dim * v->keys * running / device->multiprocessors / pace.rate;
+    if (running > device->multiprocessors && blocks <= device->multiprocessors)
+        query *= alone, running = device->multiprocessors;
+    query *= (double)p->heads_q / (double)(p->heads_kv * by.of_heads);
+    const double of_part =
+        (double)(fa_cuda_count_tiles(fa_cuda_count_tiles(p->n_q, v->queries), by.query_parts) *
+                 v->queries);
+    const double longest = query * fmin(s->most, of_part) + pace.block;
+    double us = longest * ceil(blocks / running);
+    if (uneven) {
+        const double some = parts == 1 ? 1
+                            : window   ? fmin(1, (s->most / of_part + 1) / parts)
+                                       : (parts + 1) / (2 * parts); /* have queries */
+        const double usual = query * s->average / (parts * some) + pace.block;
+        const double last = end * usual + (parts > 1 ? end_of_part * longest : 0);
+        us = blocks * some <= running ? longest
+                                      : fmax(longest, usual * blocks * some / running + last);
+    }
+    if (splits == 1) return us;
+    return us + adding + 2 * blocks * v->keys * 2 * v->head_dim * sizeof(float) / bytes_a_us;
+}
+
+/* Whether the sums of blocks that share keys take at most as many bytes as 16-bit gradients of each query head, or are few. */
+static bool has_few_sums(const fa_problem *p, int64_t splits, int64_t blocks, int64_t running)
+{
+    return 2 * splits * p->heads_kv <= p->heads_q || blocks <= 4 * running;
+}
+
+/* The shares with the least time, which is stored. With 312 shapes (H200, 16 bits, head dims 64 to 256, groups of 1 to 16 heads, windows)
+ * it takes 1.017 times as long as the best of all shares and variants; by the number of key tiles alone, at most half of a group's
+ * heads and parts only for blocks that run at once, 1.18. In one order of sums and if lengths are on the device that number decides. */
+static shares choose_shares(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                            int64_t tasks, double *least)
+{
+    enum { MOST_PARTS = 24, LEAST_ROWS = 64 };
+    const int64_t running = count_running(device, v, count_smem(v)),
+                  group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
+    shares best = {1, 1};
+    if (tasks == 0 || is_ordered(p) || fa_cuda_has_own_lengths(p) || p->n_q < 1) {
+        best.of_heads = fa_cuda_count_splits(p, tasks, running);
+        best.query_parts = count_query_parts(p, tasks * best.of_heads, running);
+        return best;
+    }
+    const seen s = count_seen(p, v);
+    *least = shares_us(p, device, v, &s, best);
+    for (int of_heads = 1; of_heads <= group; of_heads++) {
+        if (group % of_heads) continue;
+        for (int parts = 1; parts <= MOST_PARTS; parts++) {
+            const int64_t splits = (int64_t)of_heads * parts, blocks = tasks * splits;
+            if (parts > 1 && (blocks > 2 * running || p->n_q < LEAST_ROWS * parts)) break;
+            if (splits == 1 || !has_few_sums(p, splits, blocks, running)) continue;
+            const double us = shares_us(p, device, v, &s, (shares){of_heads, parts});
+            if (us < *least) best = (shares){of_heads, parts}, *least = us;
+        }
+    }
+    return best;
+}
+
 /* The time of the blocks of a variant, without options: pairs of a query and a key that a multiprocessor computes. */
 static double count_pairs_of_rounds(const fa_problem *p, const fa_cuda_device *device,
                                     const fa_variant *v)
 {
-    const int64_t running = count_running(device, v, count_smem(v));
-    const int64_t tasks = p->batch * p->heads_kv * ((p->n_k + v->keys - 1) / v->keys);
-    const int64_t of_heads = fa_cuda_count_splits(p, tasks, running),
-                  parts = count_query_parts(p, tasks * of_heads, running),
-                  blocks = tasks * of_heads * parts;
+    double us = 0;
+    const int64_t running = count_running(device, v, count_smem(v)), tasks = count_tasks(p, v);
+    const shares by = choose_shares(p, device, v, tasks, &us);
+    const int64_t splits = (int64_t)by.of_heads * by.query_parts, blocks = tasks * splits;
     if (blocks == 0) return 0;
     const double longest = (double)v->keys * (double)p->n_q * (double)p->heads_q /
-                           (double)(p->heads_kv * of_heads * parts);
+                           (double)(p->heads_kv * splits);
     const double all = (double)count_pairs(p, v->keys) * (double)p->heads_q * (double)p->batch;
     const int64_t turns = fa_cuda_count_tiles(blocks, running);
     const double rounds = (double)turns * all / (double)blocks;
@@ -236,6 +352,31 @@ static const fa_variant *find_main(const fa_problem *p, const rows *of, int with
         if (!first) first = v;
     }
     return found ? found : first;
+}
+
+/* Another variant than the first one, if the time of its blocks is less: with tiles of 32 queries, and above head dim 64 of 64
+ * keys and two blocks on a multiprocessor (H200, head dim 128: packed sequences of 130 to 190 keys 1.09, n 192 1.15, a window of 104 keys
+ * 1.2). Not measured with options. */
+static const fa_variant *find_faster(const fa_problem *p, const rows *of, int with,
+                                     const fa_cuda_device *device, const fa_variant *first)
+{
+    const int widest = first->head_dim == 96 ? 128 : first->head_dim;
+    const fa_variant *best = first;
+    double least = 0;
+    if (p->q.dtype == FA_FLOAT32 || widest > 128 || is_ordered(p) || fa_cuda_has_own_lengths(p) ||
+        fa_cuda_changes_scores(p) || p->n_q < 1)
+        return first;
+    choose_shares(p, device, first, count_tasks(p, first), &least);
+    for (int i = of->first; i < of->end; i++) {
+        const fa_variant *v = &fa_variants[i];
+        double us = 0;
+        if (v == first || v->options || v->head_dim > widest || !takes(v, p, device, with) ||
+            !has_room(device, v, v->blocks))
+            continue;
+        choose_shares(p, device, v, count_tasks(p, v), &us);
+        if (us < least) best = v, least = us;
+    }
+    return best;
 }
 
 static fa_cuda_plan_launch *add_pass(const fa_cuda_planning *x, int first, int dim)
@@ -309,7 +450,7 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
         own.powers_offset += tiles * 2 * (size_t)FA_BACKWARD_SM80_PART_BYTES(v->head_dim);
         own.semaphores_offset = own.powers_offset + tiles * (size_t)FA_BACKWARD_SM80_POWER_BYTES;
     }
-    own.ordered = p->deterministic || p->batch_invariant;
+    own.ordered = is_ordered(p);
     own.heads_together =
         own.ordered ? count_heads_together(main, x->device)
                     : fa_cuda_count_heads_in_turn(
@@ -347,7 +488,8 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
     fa_cuda_plan *plan = x->plan;
-    const fa_variant *v = find_main(p, of, with, x->device);
+    const fa_variant *v =
+        find_faster(p, of, with, x->device, find_main(p, of, with, x->device));
     fa_cuda_plan_launch *const prepare = add_pass(x, of->prepare, v->head_dim);
     if ((with & CORRECTED) && !add_weight_sums(x, v)) return false;
     fa_cuda_plan_launch *const main =
@@ -359,16 +501,15 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    const int64_t running = count_running(x->device, v, count_smem(v));
-    const int of_heads = fa_cuda_count_splits(p, main->tasks, running),
-              query_parts = count_query_parts(p, main->tasks * of_heads, running),
-              splits = of_heads * query_parts;
+    double us;
+    const shares by = choose_shares(p, x->device, v, main->tasks, &us);
+    const int splits = by.of_heads * by.query_parts;
     if (splits > 1) fa_cuda_set_tasks(main, main->tiles, main->tasks * splits);
     if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
                                  FA_BACKWARD_SM80_PASS_THREADS, queue_sm80, main, splits,
                                  FA_BACKWARD_SM80_KEY_SLICES))
         return false;
-    plan_workspace(x, prepare, main, with, splits, query_parts);
+    plan_workspace(x, prepare, main, with, splits, by.query_parts);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE, NULL);
 }
