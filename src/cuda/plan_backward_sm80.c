@@ -175,13 +175,35 @@ static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running
     return (int)(parts < 1 || most < 1 ? 1 : parts < most ? parts : most);
 }
 
-/* Key tiles of all heads. */
-static int64_t count_tasks(const fa_problem *p, const fa_variant *v)
+static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batch_invariant; }
+
+static bool is_packed(const fa_problem *p) { return p->cu_seqlens_q && p->cu_seqlens_k; }
+
+/* Whether the time of blocks is known well enough to choose by it: sums have any order, and lengths are known, or of packed
+ * sequences their sum and the longest. */
+static bool has_times(const fa_problem *p, const fa_variant *v)
 {
-    return p->batch * p->heads_kv * fa_cuda_count_tiles(p->n_k, v->keys);
+    const bool known =
+        is_packed(p) ? p->max_q < p->rows_q || p->batch == 1 : !fa_cuda_has_own_lengths(p);
+    return known && !is_ordered(p) && p->max_q > 0 && p->n_k > 0 && p->heads_kv > 0 &&
+           p->batch > 0 && v->head_dim <= 256;
 }
 
-static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batch_invariant; }
+/* Tasks of the launch before blocks share keys: of packed sequences as many as there may be. */
+static int64_t count_launch_tasks(const fa_problem *p, const fa_variant *v)
+{
+    fa_cuda_plan_launch l;
+    fa_cuda_set_key_tasks(p, v->keys, &l);
+    return l.tasks;
+}
+
+/* Key tiles of all heads. Of each packed sequence the last one is half a tile on average. */
+static double count_tasks(const fa_problem *p, const fa_variant *v)
+{
+    const double tiles = is_packed(p) ? (double)p->rows_k / v->keys + (double)p->batch / 2
+                                      : (double)(p->batch * fa_cuda_count_tiles(p->n_k, v->keys));
+    return tiles * (double)p->heads_kv;
+}
 
 /* The arithmetic of a multiprocessor, in millions of operations a us, and the time of a block besides its tiles. */
 typedef struct pace {
@@ -193,79 +215,84 @@ static pace find_pace(const fa_variant *v)
     const double block = v->blocks > 1 ? 4.3 : v->head_dim <= 128 ? 7.3 : 10.0;
     if (v->element == FA_ELEMENT_TF32) return (pace){1.2, block};
     if (v->element == FA_ELEMENT_TF32X3) return (pace){0.65, block};
-    return (pace){v->keys == 128 && v->queries == 64 ? 2.55 : 2.2, block};
+    return (pace){v->keys == 128 && v->queries == 64 ? 2.55 : 2.25, block};
 }
 
-/* Queries that a key tile sees: at most, and on average. */
+/* Queries that a key tile sees: at most, and on average. Packed sequences count as long ones. */
 typedef struct seen {
     double most, average;
 } seen;
 
 static seen count_seen(const fa_problem *p, const fa_variant *v)
 {
-    const double all = (double)(fa_cuda_count_tiles(p->n_q, v->queries) * v->queries);
+    const double all = (double)(fa_cuda_count_tiles(p->max_q, v->queries) * v->queries);
     const int64_t right = p->causal ? 0 : p->window_right;
     seen s = {all, all};
-    if (p->causal)
+    if (p->causal && is_packed(p)) s.average = fmin(all, (all + v->keys) / 2);
+    else if (p->causal)
         s.average = (double)count_pairs(p, v->keys) /
                     (double)(fa_cuda_count_tiles(p->n_k, v->keys) * v->keys);
     if (p->window_left < 0 || right < 0) return s;
-    const double near = (double)(p->window_left + right + v->keys + 64);
+    const double near = (double)p->window_left + (double)right + v->keys + 64;
     s.most = fmin(s.most, near), s.average = fmin(s.average, near);
     return s;
 }
 
-/* The time of the blocks, and of adding up what they leave, in us. Under a causal mask, and with a window, blocks are of many
- * lengths, and some have no queries of their part. Without these they run in rounds. */
+/* The time of the blocks, and of adding up what they leave, in us. Blocks of one length run in rounds. Under a causal mask, with a
+ * window and in packed sequences lengths differ, and some blocks have no queries of their part. There the last blocks end
+ * alone: packed sequences are in any order, otherwise long blocks come first. */
 static double shares_us(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
                         const seen *s, shares by)
 {
     static const double alone = 0.72; /* the time of a block that has a multiprocessor for itself */
-    static const double adding = 1.5, bytes_a_us = 5.2e6, end = 0.24, end_of_part = 0.15;
-    const int64_t tasks = count_tasks(p, v), splits = (int64_t)by.of_heads * by.query_parts;
+    static const double adding = 1.5, bytes_a_us = 4.2e6, end = 0.24, end_packed = 0.35;
     const pace pace = find_pace(v);
-    const bool window = s->most < (double)p->n_q, uneven = p->causal || window;
-    const double blocks = (double)(tasks * splits), parts = by.query_parts;
+    const bool window = p->window_left >= 0;
+    const double splits = (double)by.of_heads * by.query_parts, parts = by.query_parts,
+                 blocks = count_tasks(p, v) * splits, places = device->multiprocessors;
     double running = (double)count_running(device, v, count_smem(v)),
-           query = 10e-6 * v->head_dim * v->keys * running / device->multiprocessors / pace.rate;
-    if (running > device->multiprocessors && blocks <= device->multiprocessors)
-        query *= alone, running = device->multiprocessors;
-    query *= (double)p->heads_q / (double)(p->heads_kv * by.of_heads);
-    const double of_part =
-        (double)(fa_cuda_count_tiles(fa_cuda_count_tiles(p->n_q, v->queries), by.query_parts) *
-                 v->queries);
+           query = 10e-6 * v->head_dim * v->keys * running / places / pace.rate;
+    if (running > places && blocks <= places) query *= alone, running = places;
+    query *= (double)p->heads_q / ((double)p->heads_kv * by.of_heads);
+    const int64_t tiles = fa_cuda_count_tiles(p->max_q, v->queries);
+    const double of_part = (double)(fa_cuda_count_tiles(tiles, by.query_parts) * v->queries);
     const double longest = query * fmin(s->most, of_part) + pace.block;
     double us = longest * ceil(blocks / running);
-    if (uneven) {
-        const double some = parts == 1 ? 1
-                            : window   ? fmin(1, (s->most / of_part + 1) / parts)
-                                       : (parts + 1) / (2 * parts); /* have queries */
-        const double usual = query * s->average / (parts * some) + pace.block;
-        const double last = end * usual + (parts > 1 ? end_of_part * longest : 0);
-        us = blocks * some <= running ? longest
-                                      : fmax(longest, usual * blocks * some / running + last);
+    if (p->causal || window || is_packed(p)) {
+        const double busy = parts == 1 ? blocks
+                            : window   ? fmin(blocks, (s->most / of_part + 1) / parts * blocks)
+                                       : (parts + 1) / (2 * parts) * blocks; /* have queries */
+        const double usual = query * s->average * blocks / (busy * parts) + pace.block;
+        const double last = is_packed(p) ? end_packed * longest : end * usual;
+        us = busy <= running ? longest : fmax(longest, usual * busy / running + last);
     }
-    if (splits == 1) return us;
+    if (splits <= 1) return us;
     return us + adding + 2 * blocks * v->keys * 2 * v->head_dim * sizeof(float) / bytes_a_us;
 }
 
-/* Whether the sums of blocks that share keys take at most as many bytes as 16-bit gradients of each query head, or are few. */
-static bool has_few_sums(const fa_problem *p, int64_t splits, int64_t blocks, int64_t running)
+/* Whether the sums of blocks that share keys take at most as many bytes as 16-bit gradients of each query head, or 128 MiB. */
+static bool has_room_for_sums(const fa_problem *p, const fa_variant *v, int64_t splits,
+                              int64_t blocks)
 {
-    return 2 * splits * p->heads_kv <= p->heads_q || blocks <= 4 * running;
+    const int64_t bytes =
+        blocks * FA_BACKWARD_SM80_KEY_SUMS((int64_t)v->keys, v->head_dim) * (int64_t)sizeof(float);
+    return 2 * splits * p->heads_kv <= p->heads_q || bytes <= (int64_t)128 << 20;
 }
 
-/* The shares with the least time, which is stored. With 312 shapes (H200, 16 bits, head dims 64 to 256, groups of 1 to 16 heads, windows)
- * it takes 1.017 times as long as the best of all shares and variants; by the number of key tiles alone, at most half of a group's
- * heads and parts only for blocks that run at once, 1.18. In one order of sums and if lengths are on the device that number decides. */
+/* The shares with the least time, and this time. With 514 shapes (H200, 16 bits, head dims 64 to 256, groups
+ * of 1 to 16 heads, windows) it takes 1.02 times as long as the best of all shares and variants; by the number of key tiles alone, at
+ * most half of a group's heads, and parts only for blocks that run at once, 1.18. 84 packed batches, 1.01 and 1.04; float32, 60
+ * shapes, 1.03 with one product, 1.01 with three. That number decides where has_times says so. */
 static shares choose_shares(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
-                            int64_t tasks, double *least)
+                            double *least)
 {
     enum { MOST_PARTS = 24, LEAST_ROWS = 64 };
     const int64_t running = count_running(device, v, count_smem(v)),
+                  tasks = count_launch_tasks(p, v),
                   group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
     shares best = {1, 1};
-    if (tasks == 0 || is_ordered(p) || fa_cuda_has_own_lengths(p) || p->n_q < 1) {
+    *least = 0;
+    if (tasks == 0 || !has_times(p, v)) {
         best.of_heads = fa_cuda_count_splits(p, tasks, running);
         best.query_parts = count_query_parts(p, tasks * best.of_heads, running);
         return best;
@@ -274,10 +301,10 @@ static shares choose_shares(const fa_problem *p, const fa_cuda_device *device, c
     *least = shares_us(p, device, v, &s, best);
     for (int of_heads = 1; of_heads <= group; of_heads++) {
         if (group % of_heads) continue;
-        for (int parts = 1; parts <= MOST_PARTS; parts++) {
+        for (int parts = 1; parts <= (is_packed(p) ? 1 : MOST_PARTS); parts++) {
             const int64_t splits = (int64_t)of_heads * parts, blocks = tasks * splits;
-            if (parts > 1 && (blocks > 2 * running || p->n_q < LEAST_ROWS * parts)) break;
-            if (splits == 1 || !has_few_sums(p, splits, blocks, running)) continue;
+            if (parts > 1 && (blocks > 2 * running || p->max_q < LEAST_ROWS * parts)) break;
+            if (splits == 1 || !has_room_for_sums(p, v, splits, blocks)) continue;
             const double us = shares_us(p, device, v, &s, (shares){of_heads, parts});
             if (us < *least) best = (shares){of_heads, parts}, *least = us;
         }
@@ -289,13 +316,14 @@ static shares choose_shares(const fa_problem *p, const fa_cuda_device *device, c
 static double count_pairs_of_rounds(const fa_problem *p, const fa_cuda_device *device,
                                     const fa_variant *v)
 {
-    double us = 0;
-    const int64_t running = count_running(device, v, count_smem(v)), tasks = count_tasks(p, v);
-    const shares by = choose_shares(p, device, v, tasks, &us);
+    const int64_t running = count_running(device, v, count_smem(v)),
+                  tasks = count_launch_tasks(p, v);
+    double us;
+    const shares by = choose_shares(p, device, v, &us);
     const int64_t splits = (int64_t)by.of_heads * by.query_parts, blocks = tasks * splits;
     if (blocks == 0) return 0;
-    const double longest = (double)v->keys * (double)p->n_q * (double)p->heads_q /
-                           (double)(p->heads_kv * splits);
+    const double longest =
+        (double)v->keys * (double)p->n_q * (double)p->heads_q / (double)(p->heads_kv * splits);
     const double all = (double)count_pairs(p, v->keys) * (double)p->heads_q * (double)p->batch;
     const int64_t turns = fa_cuda_count_tiles(blocks, running);
     const double rounds = (double)turns * all / (double)blocks;
@@ -362,18 +390,17 @@ static const fa_variant *find_faster(const fa_problem *p, const rows *of, int wi
 {
     const int widest = first->head_dim == 96 ? 128 : first->head_dim;
     const fa_variant *best = first;
-    double least = 0;
-    if (p->q.dtype == FA_FLOAT32 || widest > 128 || is_ordered(p) || fa_cuda_has_own_lengths(p) ||
-        fa_cuda_changes_scores(p) || p->n_q < 1)
+    double least, us;
+    if (p->q.dtype == FA_FLOAT32 || widest > 128 || !has_times(p, first) ||
+        fa_cuda_changes_scores(p))
         return first;
-    choose_shares(p, device, first, count_tasks(p, first), &least);
+    choose_shares(p, device, first, &least);
     for (int i = of->first; i < of->end; i++) {
         const fa_variant *v = &fa_variants[i];
-        double us = 0;
         if (v == first || v->options || v->head_dim > widest || !takes(v, p, device, with) ||
             !has_room(device, v, v->blocks))
             continue;
-        choose_shares(p, device, v, count_tasks(p, v), &us);
+        choose_shares(p, device, v, &us);
         if (us < least) best = v, least = us;
     }
     return best;
@@ -488,8 +515,7 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
     fa_cuda_plan *plan = x->plan;
-    const fa_variant *v =
-        find_faster(p, of, with, x->device, find_main(p, of, with, x->device));
+    const fa_variant *v = find_faster(p, of, with, x->device, find_main(p, of, with, x->device));
     fa_cuda_plan_launch *const prepare = add_pass(x, of->prepare, v->head_dim);
     if ((with & CORRECTED) && !add_weight_sums(x, v)) return false;
     fa_cuda_plan_launch *const main =
@@ -502,7 +528,7 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
     double us;
-    const shares by = choose_shares(p, x->device, v, main->tasks, &us);
+    const shares by = choose_shares(p, x->device, v, &us);
     const int splits = by.of_heads * by.query_parts;
     if (splits > 1) fa_cuda_set_tasks(main, main->tiles, main->tasks * splits);
     if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
