@@ -245,7 +245,7 @@ static double shares_us(const fa_problem *p, const fa_cuda_device *device, const
                         const seen *s, shares by)
 {
     static const double alone = 0.72; /* the time of a block that has a multiprocessor for itself */
-    static const double adding = 1.5, bytes_a_us = 4.2e6, end = 0.24, end_packed = 0.35;
+    static const double adding = 1.5, bytes_a_us = 4.2e6, end = 0.3, end_packed = 0.35;
     const pace pace = find_pace(v);
     const bool window = p->window_left >= 0;
     const double splits = (double)by.of_heads * by.query_parts, parts = by.query_parts,
