@@ -388,17 +388,16 @@ static const fa_variant *find_main(const fa_problem *p, const rows *of, int with
 static const fa_variant *find_faster(const fa_problem *p, const rows *of, int with,
                                      const fa_cuda_device *device, const fa_variant *first)
 {
-    const int widest = first->head_dim == 96 ? 128 : first->head_dim;
     const fa_variant *best = first;
     double least, us;
-    if (p->q.dtype == FA_FLOAT32 || widest > 128 || !has_times(p, first) ||
+    if (p->q.dtype == FA_FLOAT32 || first->head_dim > 128 || !has_times(p, first) ||
         fa_cuda_changes_scores(p))
         return first;
     choose_shares(p, device, first, &least);
     for (int i = of->first; i < of->end; i++) {
         const fa_variant *v = &fa_variants[i];
-        if (v == first || v->options || v->head_dim > widest || !takes(v, p, device, with) ||
-            !has_room(device, v, v->blocks))
+        if (v == first || v->options || v->head_dim != first->head_dim ||
+            !takes(v, p, device, with) || !has_room(device, v, v->blocks))
             continue;
         choose_shares(p, device, v, &us);
         if (us < least) best = v, least = us;

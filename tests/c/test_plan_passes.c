@@ -307,7 +307,7 @@ static void test_sm80(void)
         int variant; /* of float16 */
     } cases[] = {{A100, 64, 64, false, FA_VARIANT_backward_sm80_d64_f16_small},
                  {A100, 40, 64, true, FA_VARIANT_backward_sm80_d64_f16_small_general},
-                 {A100, 96, 65, false, FA_VARIANT_backward_sm80_d128_f16_small},
+                 {A100, 96, 65, false, FA_VARIANT_backward_sm80_d96_f16_small},
                  {A100, 128, 1, true, FA_VARIANT_backward_sm80_d128_f16_small_general},
                  {A100, 192, 128, false, FA_VARIANT_backward_sm80_d256_f16_small},
                  {A100, 257, 1, false, FA_VARIANT_backward_sm80_d512_f16_small_general},
