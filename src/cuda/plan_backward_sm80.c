@@ -215,7 +215,9 @@ static pace find_pace(const fa_variant *v)
     const double block = v->blocks > 1 ? 4.3 : v->head_dim <= 128 ? 7.3 : 10.0;
     if (v->element == FA_ELEMENT_TF32) return (pace){1.2, block};
     if (v->element == FA_ELEMENT_TF32X3) return (pace){0.65, block};
-    return (pace){v->keys == 128 && v->queries == 64 ? 2.55 : 2.25, block};
+    const bool large = v->keys == 128 && v->queries == 64;
+    if (v->head_dim == 96) return (pace){large ? 2.36 : 1.93, block};
+    return (pace){large ? 2.55 : 2.25, block};
 }
 
 /* Queries that a key tile sees: at most, and on average. Packed sequences count as long ones. */
@@ -383,20 +385,20 @@ static const fa_variant *find_main(const fa_problem *p, const rows *of, int with
 }
 
 /* Another variant than the first one, if the time of its blocks is less: with tiles of 32 queries, and above head dim 64 of 64
- * keys and two blocks on a multiprocessor (H200, head dim 128: packed sequences of 130 to 190 keys 1.09, n 192 1.15, a window of 104 keys
- * 1.2). Not measured with options. */
+ * keys and two blocks on a multiprocessor (H200, us with the first one and with this: head dim 128, packed sequences of 172 keys on
+ * average 802, 776, 48 of 189 467, 428, n 192 469, 408, a window of 104 keys 278, 214; with ALiBi n 282 194, 161, with a softcap n 346
+ * 126, 110; head dim 96, three query heads for a key head, n 193 and a window of 129 keys 183, 154). With 45 shapes of head dims 72 to 96 it makes
+ * 1.02 of the rate, with 36 shapes with options 1.02. */
 static const fa_variant *find_faster(const fa_problem *p, const rows *of, int with,
                                      const fa_cuda_device *device, const fa_variant *first)
 {
     const fa_variant *best = first;
     double least, us;
-    if (p->q.dtype == FA_FLOAT32 || first->head_dim > 128 || !has_times(p, first) ||
-        fa_cuda_changes_scores(p))
-        return first;
+    if (p->q.dtype == FA_FLOAT32 || first->head_dim > 128 || !has_times(p, first)) return first;
     choose_shares(p, device, first, &least);
     for (int i = of->first; i < of->end; i++) {
         const fa_variant *v = &fa_variants[i];
-        if (v == first || v->options || v->head_dim != first->head_dim ||
+        if (v == first || v->options != first->options || v->head_dim != first->head_dim ||
             !takes(v, p, device, with) || !has_room(device, v, v->blocks))
             continue;
         choose_shares(p, device, v, &us);

@@ -1636,6 +1636,17 @@ static void test_sm80_shares(void)
     other.dq.data = other.dk.data = other.dv.data = other.dout.data = NULL;
     const int without = count_sm80_splits(&other, &devices[H200], &more);
     CHECK(without == 3 && more == bytes, "without gradients %zu bytes, with %zu", more, bytes);
+    other = make_half_backward(24, 4, 346); /* tiles of 64 keys, also with options */
+    other.causal = true;
+    other.max_q = other.n_q;
+    for (int i = 0; i < 2; i++) {
+        const fa_cuda_plan plan = plan_by(&fa_cuda_backward_sm80, &other, &devices[H200]);
+        const fa_cuda_plan_launch *l = FIND(&plan, backward_sm80);
+        CHECK(l && l->variant == (i ? FA_VARIANT_backward_sm80_d128_f16_small_general
+                                    : FA_VARIANT_backward_sm80_d128_f16_small),
+              "%s", l ? fa_variants[l->variant].name : "none");
+        other.softcap = 30;
+    }
     other = p, other.deterministic = true;
     CHECK(count_sm80_splits(&other, &devices[H200], &bytes) == 1, "in one order");
     other = p, other.batch_invariant = true;
