@@ -281,10 +281,10 @@ static bool has_room_for_sums(const fa_problem *p, const fa_variant *v, int64_t 
     return 2 * splits * p->heads_kv <= p->heads_q || bytes <= (int64_t)128 << 20;
 }
 
-/* The shares with the least time, and this time. With 514 shapes (H200, 16 bits, head dims 64 to 256, groups
- * of 1 to 16 heads, windows) it takes 1.02 times as long as the best of all shares and variants; by the number of key tiles alone, at
- * most half of a group's heads, and parts only for blocks that run at once, 1.18. 84 packed batches, 1.01 and 1.04; float32, 60
- * shapes, 1.03 with one product, 1.01 with three. That number decides where has_times says so. */
+/* The shares with the least time, and this time. In 312 shapes (H200, 16 bits, head dims 64 to 256, groups of 1 to 16 heads, windows), to
+ * which the numbers are fitted, it takes 1.018 times as long as the best of all shares and variants, in 202 others 1.016; by the number of key
+ * tiles alone, at most half of a group's heads, and parts only for blocks that run at once, 1.18. 84 packed batches, 1.01 and 1.04; float32,
+ * 60 shapes, 1.03 with one product, 1.01 with three. That number decides where has_times says so. */
 static shares choose_shares(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
                             double *least)
 {
