@@ -657,6 +657,10 @@ VARIANT_16BIT(backward_sm80_d96, .file = "backward_sm80/backward_sm80", .kernel 
 VARIANT_16BIT_SUFFIX(backward_sm80_d96, _general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
               .each_architecture = 1, .head_dim = 96, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
               .keys = 128, .queries = 64, .stages = 2, .blocks = 1)
+/* For 163 KiB and 99 KiB; and for short rows. */
+VARIANT_16BIT_SUFFIX(backward_sm80_d96, _small, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 96, .options = 0, .warps = 4, .group_rows = 32,
+              .keys = 64, .queries = 32, .stages = 2, .blocks = 2)
 VARIANT_16BIT(backward_sm80_d128, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
               .each_architecture = 1, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 32,
               .keys = 128, .queries = 64, .stages = 2, .blocks = 1)

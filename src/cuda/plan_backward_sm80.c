@@ -8,6 +8,7 @@
 #include "cuda/plan_backward_sm80.h"
 
 #include <inttypes.h>
+#include <math.h>
 
 #include "cuda/family.h"
 #include "cuda/plan_backward.h"
@@ -158,6 +159,12 @@ static int64_t count_running(const fa_cuda_device *device, const fa_variant *v, 
     return (int64_t)device->multiprocessors * resident;
 }
 
+/* Blocks that share the keys of a key/value head: each has some of its query heads, and one of `query_parts` parts of their
+ * queries. */
+typedef struct shares {
+    int of_heads, query_parts;
+} shares;
+
 /* Blocks that share the queries of a head, if a round of blocks has places left. With fewer queries the launch that adds up
  * gradients of keys would take longer than is won. */
 static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running)
@@ -168,18 +175,157 @@ static int count_query_parts(const fa_problem *p, int64_t tasks, int64_t running
     return (int)(parts < 1 || most < 1 ? 1 : parts < most ? parts : most);
 }
 
+static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batch_invariant; }
+
+static bool is_packed(const fa_problem *p) { return p->cu_seqlens_q && p->cu_seqlens_k; }
+
+/* Whether the time of blocks is known well enough to choose by it: sums have any order, and lengths are known, or of packed
+ * sequences their sum and the longest. */
+static bool has_times(const fa_problem *p, const fa_variant *v)
+{
+    const bool known =
+        is_packed(p) ? p->max_q < p->rows_q || p->batch == 1 : !fa_cuda_has_own_lengths(p);
+    return known && !is_ordered(p) && p->max_q > 0 && p->n_k > 0 && p->heads_kv > 0 &&
+           p->batch > 0 && v->head_dim <= 256;
+}
+
+/* Tasks of the launch before blocks share keys: of packed sequences as many as there may be. */
+static int64_t count_launch_tasks(const fa_problem *p, const fa_variant *v)
+{
+    fa_cuda_plan_launch l;
+    fa_cuda_set_key_tasks(p, v->keys, &l);
+    return l.tasks;
+}
+
+/* Key tiles of all heads. Of each packed sequence the last one is half a tile on average. */
+static double count_tasks(const fa_problem *p, const fa_variant *v)
+{
+    const double tiles = is_packed(p) ? (double)p->rows_k / v->keys + (double)p->batch / 2
+                                      : (double)(p->batch * fa_cuda_count_tiles(p->n_k, v->keys));
+    return tiles * (double)p->heads_kv;
+}
+
+/* The arithmetic of a multiprocessor, in millions of operations a us, and the time of a block besides its tiles. */
+typedef struct pace {
+    double rate, block;
+} pace;
+
+static pace find_pace(const fa_variant *v)
+{
+    const double block = v->blocks > 1 ? 4.3 : v->head_dim <= 128 ? 7.3 : 10.0;
+    if (v->element == FA_ELEMENT_TF32) return (pace){1.2, block};
+    if (v->element == FA_ELEMENT_TF32X3) return (pace){0.65, block};
+    const bool large = v->keys == 128 && v->queries == 64;
+    if (v->head_dim == 96) return (pace){large ? 2.36 : 1.93, block};
+    return (pace){large ? 2.55 : 2.25, block};
+}
+
+/* Queries that a key tile sees: at most, and on average. Packed sequences count as long ones. */
+typedef struct seen {
+    double most, average;
+} seen;
+
+static seen count_seen(const fa_problem *p, const fa_variant *v)
+{
+    const double all = (double)(fa_cuda_count_tiles(p->max_q, v->queries) * v->queries);
+    const int64_t right = p->causal ? 0 : p->window_right;
+    seen s = {all, all};
+    if (p->causal && is_packed(p)) s.average = fmin(all, (all + v->keys) / 2);
+    else if (p->causal)
+        s.average = (double)count_pairs(p, v->keys) /
+                    (double)(fa_cuda_count_tiles(p->n_k, v->keys) * v->keys);
+    if (p->window_left < 0 || right < 0) return s;
+    const double near = (double)p->window_left + (double)right + v->keys + 64;
+    s.most = fmin(s.most, near), s.average = fmin(s.average, near);
+    return s;
+}
+
+/* The time of the blocks, and of adding up what they leave, in us. Blocks of one length run in rounds. Under a causal mask, with a
+ * window and in packed sequences lengths differ, and some blocks have no queries of their part. There the last blocks end
+ * alone: packed sequences are in any order, otherwise long blocks come first. */
+static double shares_us(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                        const seen *s, shares by)
+{
+    static const double alone = 0.72; /* the time of a block that has a multiprocessor for itself */
+    static const double adding = 1.5, bytes_a_us = 4.2e6, end = 0.3, end_packed = 0.35;
+    const pace pace = find_pace(v);
+    const bool window = p->window_left >= 0;
+    const double splits = (double)by.of_heads * by.query_parts, parts = by.query_parts,
+                 blocks = count_tasks(p, v) * splits, places = device->multiprocessors;
+    double running = (double)count_running(device, v, count_smem(v)),
+           query = 10e-6 * v->head_dim * v->keys * running / places / pace.rate;
+    if (running > places && blocks <= places) query *= alone, running = places;
+    query *= (double)p->heads_q / ((double)p->heads_kv * by.of_heads);
+    const int64_t tiles = fa_cuda_count_tiles(p->max_q, v->queries);
+    const double of_part = (double)(fa_cuda_count_tiles(tiles, by.query_parts) * v->queries);
+    const double longest = query * fmin(s->most, of_part) + pace.block;
+    double us = longest * ceil(blocks / running);
+    if (p->causal || window || is_packed(p)) {
+        const double busy = parts == 1 ? blocks
+                            : window   ? fmin(blocks, (s->most / of_part + 1) / parts * blocks)
+                                       : (parts + 1) / (2 * parts) * blocks; /* have queries */
+        const double usual = query * s->average * blocks / (busy * parts) + pace.block;
+        const double last = is_packed(p) ? end_packed * longest : end * usual;
+        us = busy <= running ? longest : fmax(longest, usual * busy / running + last);
+    }
+    if (splits <= 1) return us;
+    return us + adding + 2 * blocks * v->keys * 2 * v->head_dim * sizeof(float) / bytes_a_us;
+}
+
+/* Whether the sums of blocks that share keys take at most as many bytes as 16-bit gradients of each query head, or 128 MiB. */
+static bool has_room_for_sums(const fa_problem *p, const fa_variant *v, int64_t splits,
+                              int64_t blocks)
+{
+    const int64_t bytes =
+        blocks * FA_BACKWARD_SM80_KEY_SUMS((int64_t)v->keys, v->head_dim) * (int64_t)sizeof(float);
+    return 2 * splits * p->heads_kv <= p->heads_q || bytes <= (int64_t)128 << 20;
+}
+
+/* The shares with the least time, and this time. In 312 shapes (H200, 16 bits, head dims 64 to 256, groups of 1 to 16 heads, windows), to
+ * which the numbers are fitted, it takes 1.018 times as long as the best of all shares and variants, in 202 others 1.016; by the number of key
+ * tiles alone, at most half of a group's heads, and parts only for blocks that run at once, 1.18. 84 packed batches, 1.01 and 1.04; float32,
+ * 60 shapes, 1.03 with one product, 1.01 with three. That number decides where has_times says so. */
+static shares choose_shares(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                            double *least)
+{
+    enum { MOST_PARTS = 24, LEAST_ROWS = 64 };
+    const int64_t running = count_running(device, v, count_smem(v)),
+                  tasks = count_launch_tasks(p, v),
+                  group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
+    shares best = {1, 1};
+    *least = 0;
+    if (tasks == 0 || !has_times(p, v)) {
+        best.of_heads = fa_cuda_count_splits(p, tasks, running);
+        best.query_parts = count_query_parts(p, tasks * best.of_heads, running);
+        return best;
+    }
+    const seen s = count_seen(p, v);
+    *least = shares_us(p, device, v, &s, best);
+    for (int of_heads = 1; of_heads <= group; of_heads++) {
+        if (group % of_heads) continue;
+        for (int parts = 1; parts <= (is_packed(p) ? 1 : MOST_PARTS); parts++) {
+            const int64_t splits = (int64_t)of_heads * parts, blocks = tasks * splits;
+            if (parts > 1 && (blocks > 2 * running || p->max_q < LEAST_ROWS * parts)) break;
+            if (splits == 1 || !has_room_for_sums(p, v, splits, blocks)) continue;
+            const double us = shares_us(p, device, v, &s, (shares){of_heads, parts});
+            if (us < *least) best = (shares){of_heads, parts}, *least = us;
+        }
+    }
+    return best;
+}
+
 /* The time of the blocks of a variant, without options: pairs of a query and a key that a multiprocessor computes. */
 static double count_pairs_of_rounds(const fa_problem *p, const fa_cuda_device *device,
                                     const fa_variant *v)
 {
-    const int64_t running = count_running(device, v, count_smem(v));
-    const int64_t tasks = p->batch * p->heads_kv * ((p->n_k + v->keys - 1) / v->keys);
-    const int64_t of_heads = fa_cuda_count_splits(p, tasks, running),
-                  parts = count_query_parts(p, tasks * of_heads, running),
-                  blocks = tasks * of_heads * parts;
+    const int64_t running = count_running(device, v, count_smem(v)),
+                  tasks = count_launch_tasks(p, v);
+    double us;
+    const shares by = choose_shares(p, device, v, &us);
+    const int64_t splits = (int64_t)by.of_heads * by.query_parts, blocks = tasks * splits;
     if (blocks == 0) return 0;
-    const double longest = (double)v->keys * (double)p->n_q * (double)p->heads_q /
-                           (double)(p->heads_kv * of_heads * parts);
+    const double longest =
+        (double)v->keys * (double)p->n_q * (double)p->heads_q / (double)(p->heads_kv * splits);
     const double all = (double)count_pairs(p, v->keys) * (double)p->heads_q * (double)p->batch;
     const int64_t turns = fa_cuda_count_tiles(blocks, running);
     const double rounds = (double)turns * all / (double)blocks;
@@ -236,6 +382,29 @@ static const fa_variant *find_main(const fa_problem *p, const rows *of, int with
         if (!first) first = v;
     }
     return found ? found : first;
+}
+
+/* Another variant than the first one, if the time of its blocks is less: with tiles of 32 queries, and above head dim 64 of 64
+ * keys and two blocks on a multiprocessor (H200, us with the first one and with this: head dim 128, packed sequences of 172 keys on
+ * average 802, 776, 48 of 189 467, 428, n 192 469, 408, a window of 104 keys 278, 214; with ALiBi n 282 194, 161, with a softcap n 346
+ * 126, 110; head dim 96, three query heads for a key head, n 193 and a window of 129 keys 183, 154). With 45 shapes of head dims 72 to 96 it makes
+ * 1.02 of the rate, with 36 shapes with options 1.02. */
+static const fa_variant *find_faster(const fa_problem *p, const rows *of, int with,
+                                     const fa_cuda_device *device, const fa_variant *first)
+{
+    const fa_variant *best = first;
+    double least, us;
+    if (p->q.dtype == FA_FLOAT32 || first->head_dim > 128 || !has_times(p, first)) return first;
+    choose_shares(p, device, first, &least);
+    for (int i = of->first; i < of->end; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v == first || v->options != first->options || v->head_dim != first->head_dim ||
+            !takes(v, p, device, with) || !has_room(device, v, v->blocks))
+            continue;
+        choose_shares(p, device, v, &us);
+        if (us < least) best = v, least = us;
+    }
+    return best;
 }
 
 static fa_cuda_plan_launch *add_pass(const fa_cuda_planning *x, int first, int dim)
@@ -309,7 +478,7 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
         own.powers_offset += tiles * 2 * (size_t)FA_BACKWARD_SM80_PART_BYTES(v->head_dim);
         own.semaphores_offset = own.powers_offset + tiles * (size_t)FA_BACKWARD_SM80_POWER_BYTES;
     }
-    own.ordered = p->deterministic || p->batch_invariant;
+    own.ordered = is_ordered(p);
     own.heads_together =
         own.ordered ? count_heads_together(main, x->device)
                     : fa_cuda_count_heads_in_turn(
@@ -347,7 +516,7 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
     fa_cuda_plan *plan = x->plan;
-    const fa_variant *v = find_main(p, of, with, x->device);
+    const fa_variant *v = find_faster(p, of, with, x->device, find_main(p, of, with, x->device));
     fa_cuda_plan_launch *const prepare = add_pass(x, of->prepare, v->head_dim);
     if ((with & CORRECTED) && !add_weight_sums(x, v)) return false;
     fa_cuda_plan_launch *const main =
@@ -359,16 +528,15 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    const int64_t running = count_running(x->device, v, count_smem(v));
-    const int of_heads = fa_cuda_count_splits(p, main->tasks, running),
-              query_parts = count_query_parts(p, main->tasks * of_heads, running),
-              splits = of_heads * query_parts;
+    double us;
+    const shares by = choose_shares(p, x->device, v, &us);
+    const int splits = by.of_heads * by.query_parts;
     if (splits > 1) fa_cuda_set_tasks(main, main->tiles, main->tasks * splits);
     if (!fa_cuda_add_finish_keys(x, &fa_variants[FA_VARIANT_backward_sm80_finish_keys],
                                  FA_BACKWARD_SM80_PASS_THREADS, queue_sm80, main, splits,
                                  FA_BACKWARD_SM80_KEY_SLICES))
         return false;
-    plan_workspace(x, prepare, main, with, splits, query_parts);
+    plan_workspace(x, prepare, main, with, splits, by.query_parts);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE, NULL);
 }

@@ -307,7 +307,7 @@ static void test_sm80(void)
         int variant; /* of float16 */
     } cases[] = {{A100, 64, 64, false, FA_VARIANT_backward_sm80_d64_f16_small},
                  {A100, 40, 64, true, FA_VARIANT_backward_sm80_d64_f16_small_general},
-                 {A100, 96, 65, false, FA_VARIANT_backward_sm80_d128_f16_small},
+                 {A100, 96, 65, false, FA_VARIANT_backward_sm80_d96_f16_small},
                  {A100, 128, 1, true, FA_VARIANT_backward_sm80_d128_f16_small_general},
                  {A100, 192, 128, false, FA_VARIANT_backward_sm80_d256_f16_small},
                  {A100, 257, 1, false, FA_VARIANT_backward_sm80_d512_f16_small_general},
@@ -966,14 +966,17 @@ static void test_splits(void)
     static const struct {
         int64_t batch, heads_q, heads_kv, n;
         bool causal, invariant;
-        int splits, splits_sm80, query_parts; /* by query heads; in backward_sm80 also by queries */
-    } cases[] = {{4, 32, 1, 4096, true, false, 8, 8, 1},   {4, 32, 1, 4096, false, false, 1, 1, 1},
-                 {4, 32, 8, 4096, true, false, 1, 1, 1},   {4, 32, 32, 512, true, false, 1, 1, 1},
-                 {1, 32, 1, 4096, false, false, 1, 16, 1}, {1, 32, 1, 4096, true, true, 1, 1, 1},
-                 {1, 12, 2, 512, true, false, 6, 3, 4},    {1, 2, 1, 512, true, false, 2, 1, 4},
-                 {1, 1, 1, 1500, false, false, 1, 1, 11},  {1, 1, 1, 255, true, false, 1, 1, 1},
-                 {1, 1, 1, 1500, false, true, 1, 1, 1},    {1, 24, 8, 1385, true, false, 3, 1, 1},
-                 {3, 5, 1, 3109, true, false, 5, 1, 1},    {39, 8, 2, 456, false, false, 1, 2, 1}};
+        int splits;                              /* by query heads */
+        int splits_sm80, query_parts, keys_sm80; /* in backward_sm80 also by queries; of a tile */
+    } cases[] = {
+        {4, 32, 1, 4096, true, false, 8, 8, 1, 128},  {4, 32, 1, 4096, false, false, 1, 1, 1, 128},
+        {4, 32, 8, 4096, true, false, 1, 1, 1, 128},  {4, 32, 32, 512, true, false, 1, 1, 1, 64},
+        {1, 32, 1, 4096, false, false, 1, 1, 4, 128}, {1, 32, 1, 4096, true, true, 1, 1, 1, 128},
+        {1, 12, 2, 512, true, false, 6, 3, 8, 64},    {1, 2, 1, 512, true, false, 2, 2, 8, 64},
+        {1, 1, 1, 1500, false, false, 1, 1, 10, 64},  {1, 1, 1, 255, true, false, 1, 1, 3, 64},
+        {1, 1, 1, 1500, false, true, 1, 1, 1, 128},   {1, 24, 8, 1385, true, false, 3, 3, 1, 128},
+        {3, 5, 1, 3109, true, false, 5, 5, 1, 128},   {39, 8, 2, 456, false, false, 1, 2, 1, 128},
+        {76, 16, 16, 192, false, false, 1, 1, 1, 64}, {1, 7, 1, 3915, true, false, 7, 7, 1, 128}};
     const size_t count = sizeof cases / sizeof cases[0];
     for (size_t i = 0; i < 2 * count; i++) {
         const bool sm80 = i >= count;
@@ -996,7 +999,8 @@ static void test_splits(void)
                           : sm80 ? cases[c].query_parts
                                  : l->backward_sm90.query_parts,
                   expected = (sm80 ? cases[c].splits_sm80 : cases[c].splits) * parts;
-        const int64_t tasks = p.batch * p.heads_kv * ((p.n_k + 127) / 128);
+        const int64_t each = sm80 ? cases[c].keys_sm80 : 128,
+                      tasks = p.batch * p.heads_kv * ((p.n_k + each - 1) / each);
         CHECK(splits == expected && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
               splits);
         CHECK(!sm80 || !l || l->backward_sm80.query_parts == cases[c].query_parts,
@@ -1005,7 +1009,7 @@ static void test_splits(void)
         if (!keys) continue;
         const size_t offset =
             sm80 ? keys->backward_sm80.key_sums_offset : keys->backward_sm90.key_sums_offset;
-        CHECK(offset + (size_t)(tasks_of(l) * 128 * 256 * 4) <= plan.workspace_bytes,
+        CHECK(offset + (size_t)(tasks_of(l) * each * 256 * 4) <= plan.workspace_bytes,
               "case %zu: room", i);
         p.dk.data = p.dv.data = NULL;
         plan = sm80 ? plan_by(&fa_cuda_backward_sm80, &p, &devices[H200]) : plan_apart(&p);
@@ -1594,6 +1598,71 @@ static void test_full_rows(void)
     }
 }
 
+/* The number of splits of a plan of backward_sm80, and what its workspace holds. */
+static int count_sm80_splits(const fa_problem *p, const fa_cuda_device *device, size_t *bytes)
+{
+    const fa_cuda_plan plan = plan_by(&fa_cuda_backward_sm80, p, device);
+    const fa_cuda_plan_launch *l = FIND(&plan, backward_sm80);
+    *bytes = plan.workspace_bytes;
+    return l ? l->backward_sm80.splits : 0;
+}
+
+/* Where the time of backward_sm80's blocks decides among how many a group's heads are split: neither gradients that are missing nor a
+ * dbias matter, because fa_workspace_size does not know of them. One order of sums and lengths that only the device knows have a
+ * rule of their own. Of packed sequences the longest counts, if it is known. */
+static void test_sm80_shares(void)
+{
+    static const int32_t starts[5];
+    size_t bytes, more = 0;
+    fa_problem p = make_half_backward(1, 24, 1385);
+    p.heads_kv = 8;
+    p.causal = true;
+    p.max_q = p.n_q;
+    int splits = count_sm80_splits(&p, &devices[H200], &bytes);
+    CHECK(splits == 3, "%d splits", splits);
+    splits = count_sm80_splits(&p, &devices[A100], &bytes);
+    CHECK(splits == 3, "A100: %d splits", splits);
+    fa_problem other = p;
+    other.bias = other.q;
+    splits = count_sm80_splits(&other, &devices[H200], &bytes);
+    other.dbias = other.q;
+    other.dbias_shape[0] = 1, other.dbias_shape[1] = 24;
+    other.dbias_shape[2] = other.dbias_shape[3] = 1385;
+    const int with_dbias = count_sm80_splits(&other, &devices[H200], &more);
+    CHECK(with_dbias == splits && more == bytes, "with a dbias %zu bytes, without %zu", more,
+          bytes);
+    other = p;
+    count_sm80_splits(&other, &devices[H200], &bytes);
+    other.dq.data = other.dk.data = other.dv.data = other.dout.data = NULL;
+    const int without = count_sm80_splits(&other, &devices[H200], &more);
+    CHECK(without == 3 && more == bytes, "without gradients %zu bytes, with %zu", more, bytes);
+    other = make_half_backward(24, 4, 346); /* tiles of 64 keys, also with options */
+    other.causal = true;
+    other.max_q = other.n_q;
+    for (int i = 0; i < 2; i++) {
+        const fa_cuda_plan plan = plan_by(&fa_cuda_backward_sm80, &other, &devices[H200]);
+        const fa_cuda_plan_launch *l = FIND(&plan, backward_sm80);
+        CHECK(l && l->variant == (i ? FA_VARIANT_backward_sm80_d128_f16_small_general
+                                    : FA_VARIANT_backward_sm80_d128_f16_small),
+              "%s", l ? fa_variants[l->variant].name : "none");
+        other.softcap = 30;
+    }
+    other = p, other.deterministic = true;
+    CHECK(count_sm80_splits(&other, &devices[H200], &bytes) == 1, "in one order");
+    other = p, other.batch_invariant = true;
+    CHECK(count_sm80_splits(&other, &devices[H200], &bytes) == 1, "in any batch");
+    other = p, other.seqlens_k = starts;
+    CHECK(count_sm80_splits(&other, &devices[H200], &bytes) == 1, "lengths on the device");
+    other = make_half_backward(4, 2, 8000);
+    other.heads_kv = 1;
+    other.causal = true;
+    other.cu_seqlens_q = other.cu_seqlens_k = starts;
+    other.max_q = 5000;
+    CHECK(count_sm80_splits(&other, &devices[H200], &bytes) == 2, "packed");
+    other.max_q = other.rows_q;
+    CHECK(count_sm80_splits(&other, &devices[H200], &bytes) == 1, "packed, of any length");
+}
+
 /* Few key tiles of many query tiles: blocks share the queries, and one more launch adds up gradients of keys. */
 static void test_query_parts(void)
 {
@@ -1958,6 +2027,7 @@ int main(void)
     test_clear_ahead();
     test_first_ahead();
     test_splits();
+    test_sm80_shares();
     test_wanted();
     test_combine();
     test_wide();
