@@ -524,9 +524,9 @@ static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
     enum { MOST_ROUNDS_OF_ALL_HEADS = 4 }; /* more would take twice the workspace of others */
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   takers = count_takers(v, device);
-    /* Where the last share is rounded, the number is 1 (has_last_shares). With a bias there may be a dbias, of which
-     * fa_workspace_size does not know. */
-    if (tasks == 0 || p->batch_invariant || is_ordered(p) || v->rounding || p->bias.data ||
+    if (v->rounding) return 1; /* has_last_shares */
+    /* With a bias there may be a dbias, of which fa_workspace_size does not know. */
+    if (tasks == 0 || p->batch_invariant || is_ordered(p) || p->bias.data ||
         fa_cuda_has_own_lengths(p))
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
@@ -671,13 +671,22 @@ static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t 
     return bytes > 0 ? l2_bytes / bytes : INT64_MAX;
 }
 
+/* Whether heads that share keys take turns under a causal mask. Then the blocks of more heads wait less, and that is worth more than what
+ * stays in the L2 cache (H200, 32 query heads of 8 key heads, rate over that of any order: head dim 128, n 8k, 8 heads and 16 0.94, 0.955, n
+ * 16k, 3 and 8 0.93, 0.953, n 32k 0.931, 0.939; head dim 64, n 16k, 3 and 8 0.95, 0.97, n 32k 0.970, 0.981). */
+static bool takes_causal_groups(const fa_problem *p, const fa_variant *v)
+{
+    return v->rounding == 2 && has_groups(p) && p->causal && !has_window(p);
+}
+
 /* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
  * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. What
  * the heads' blocks go through stays in half of the L2 cache. Blocks of head dim 128 wait so often that all of it is better (rate
  * over that of sums in any order: a window of 1,024 keys 0.89 and 0.97; n 16k without a mask, one head, 0.94, four, 0.97; head dim
  * 64 there with three heads 1.00, with seven 0.94). In a window of w keys the blocks of a head hardly wait, and with more heads wait less:
  * four of a head at once (head dim 64, w 1,024, n 4k: 8, 16, 32, 64 heads 0.90, 0.95, 0.965, 0.91; w 512, n 2k 0.92, 0.95, 0.98, 0.97; where
- * the last share rounds 0.89, 0.93, 1.015, 1.02). */
+ * the last share rounds 0.89, 0.93, 1.015, 1.02), as far as these fit into two fifths of the L2 cache (w 2,048, n 16k, 12, 16 and 32 heads
+ * 0.966, 0.962, 0.945). */
 static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_launch *l,
                                     const fa_cuda_device *device)
 {
@@ -687,8 +696,12 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
                   at_once = half < some ? half : some;
     const int64_t heads = l->tasks / l->tiles, wanted = count_takers(v, device) / at_once + 1;
     const bool takes_all = v->ordered && !v->persistent && !is_wide(v);
+    const bool narrow_window = v->persistent && turns_in_window(p, v);
+    const int64_t room = takes_all       ? device->l2_bytes
+                         : narrow_window ? device->l2_bytes / 5 * 2
+                                         : device->l2_bytes / 2;
     const int64_t most =
-        clamp(count_heads_in(p, v, takes_all ? device->l2_bytes : device->l2_bytes / 2), 3, wanted);
+        takes_causal_groups(p, v) ? wanted : clamp(count_heads_in(p, v, room), 3, wanted);
     const int64_t groups = (heads + most / 2) / most;
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
@@ -716,6 +729,37 @@ static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launc
                                        percent);
 }
 
+/* Wide heads. At head dim 192 two where clusters are not persistent (n 16k: with one and two heads 0.955, 0.967, three 0.92), and four
+ * where they are and a head has many key tiles (with one and four: n 4k 0.977, 0.987 to 0.999, n 8k 0.955, 0.976), if these fit into most
+ * of the L2 cache (n 16k, four: 0.845). */
+static int64_t find_wide_together(const fa_variant *v, int64_t tiles)
+{
+    if (find_columns(v) != 192) return 1;
+    return !v->persistent ? 2 : tiles > 16 ? 4 : 1;
+}
+
+/* Those of them whose blocks take turns, so that a block starts later than the one whose additions it follows. For persistent
+ * blocks and short sequences they make two rounds of blocks, so that nobody waits (head dim 64, rate over that of sums in any
+ * order: n 256 with 4 heads 0.91, with 128 0.97; n 512 with 4 0.96, with 64 0.985; n 4k with 1 head 0.95, with 4 0.97; n 16k with
+ * 1, 4 and 8 heads 0.97, 0.99, 0.92, where 8 do not fit into the L2 cache. Head dim 128, n 512: with 4 0.98, with 66 0.94). At head
+ * dim 256 it is one head (causal n 4k, 1, 2, 4, 8 heads 1.048, 1.041, 1.033, 0.945). Persistent blocks have two rounds in longer
+ * sequences, too (with 4 heads, one round, two: n 1k 0.948, 0.979, 1.022, where the last share rounds 1.020, 1.057, 1.076; n 2k 0.939,
+ * 0.954, 0.969, and 1.026, 1.031, 1.044; n 4k 4 and 8 heads 0.922, 0.936, and 0.974, 0.979), unless heads share keys (four query heads
+ * for a key head, n 4k, 4, 8 and 16 heads 0.904, 0.861, 0.728). */
+static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                        const fa_cuda_device *device)
+{
+    const fa_variant *v = &fa_variants[l->variant];
+    if (l->tasks == 0) return 1;
+    const int64_t busy = v->persistent ? count_heads_of_rounds(l, device, 200) : 0;
+    const bool longer = busy > 4 && p->heads_q == p->heads_kv;
+    const int64_t most = is_wide(v) ? find_wide_together(v, l->tiles)
+                         : v->persistent && (l->tiles <= 4 || longer) ? busy
+                                                                      : 4;
+    const int64_t room = is_wide(v) ? device->l2_bytes / 5 * 4 : device->l2_bytes;
+    return clamp(count_heads_in(p, v, room), 1, most);
+}
+
 /* Heads whose blocks ascend, where sums have one order (tiles_before in
  * kernels/backward_sm90/work.cuh). Only under a causal mask without a window, where later keys are
  * seen by later queries, and by fewer. A block that ascends hardly waits for its turn, but a head's
@@ -736,35 +780,12 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3);
     const int64_t left =
         p->batch_invariant ? 0 : clamp(heads / 2, least, clamp(fit, least, 2 * busy));
-    return heads > left ? heads - left : 0;
-}
-
-/* Wide heads: two where clusters are not persistent (head dim 192, n 16k: with one and two heads 0.955, 0.967; persistent n 8k 0.958,
- * 0.948). */
-static int64_t find_wide_together(const fa_variant *v)
-{
-    return find_columns(v) == 192 && !v->persistent ? 2 : 1;
-}
-
-/* Those of them whose blocks take turns, so that a block starts later than the one whose additions it follows. For persistent
- * blocks and short sequences they make two rounds of blocks, so that nobody waits (head dim 64, rate over that of sums in any
- * order: n 256 with 4 heads 0.91, with 128 0.97; n 512 with 4 0.96, with 64 0.985; n 4k with 1 head 0.95, with 4 0.97; n 16k with
- * 1, 4 and 8 heads 0.97, 0.99, 0.92, where 8 do not fit into the L2 cache. Head dim 128, n 512: with 4 0.98, with 66 0.94). With wide
- * heads it is one head (causal n 4k, 1, 2, 4, 8 heads: head dim 256 1.048, 1.041, 1.033, 0.945, 192 0.976, 0.979, 0.982, 0.967; n 16k
- * 0.974, 0.964, 0.961, 0.755). Persistent blocks have two rounds in longer sequences, too (with 4 heads, one round, two: n 1k 0.948,
- * 0.979, 1.022, where the last share rounds 1.020, 1.057, 1.076; n 2k 0.939, 0.954, 0.969, and 1.026, 1.031, 1.044; n 4k 4 and 8 heads 0.922,
- * 0.936, and 0.974, 0.979), unless heads share keys (four query heads for a key head, n 4k, 4, 8 and 16 heads 0.904, 0.861, 0.728). */
-static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_launch *l,
-                                        const fa_cuda_device *device)
-{
-    const fa_variant *v = &fa_variants[l->variant];
-    if (l->tasks == 0) return 1;
-    const int64_t busy = v->persistent ? count_heads_of_rounds(l, device, 200) : 0;
-    const bool longer = busy > 4 && p->heads_q == p->heads_kv;
-    const int64_t most = is_wide(v)                                   ? find_wide_together(v)
-                         : v->persistent && (l->tiles <= 4 || longer) ? busy
-                                                                      : 4;
-    return clamp(count_heads_in(p, v, device->l2_bytes), 1, most);
+    if (heads <= left) return 0;
+    /* Whole groups of wide heads, if there is room for those that are over. */
+    const int64_t over = (heads - left) % count_ascending_together(p, l, device);
+    const bool adds = is_wide(v) && v->persistent && !p->batch_invariant && heads - left > over &&
+                      left + over <= count_heads_in(p, v, device->l2_bytes);
+    return heads - left - (adds ? over : 0);
 }
 
 /* Where sums have any order: whether a head's first block, whose keys all query tiles see, stores its
@@ -1220,14 +1241,24 @@ static bool has_nested_tiles(const fa_problem *p)
            (p->causal || p->window_right < 0);
 }
 
+/* Whether blocks need not share keys, because there are enough of them. Where sums must have one order, two rounds are enough under a causal
+ * mask, for blocks that share keys take one head after the other (H200, rate over that of any order, blocks that share keys, and rounding:
+ * head dim 128, 1.9 rounds 0.945, 0.941 and 0.968, 0.972, 2.9 0.957, 1.04, 3.9 0.78 to 0.91, 0.875 to 0.96; 64, 1.9 rounds 0.90 to 0.93,
+ * 0.95 to 0.97, 2.9 0.90, 1.03, 3.9 0.86 to 0.91, 0.96 to 0.97). */
+static bool has_enough_blocks(const fa_problem *p, const fa_cuda_device *device)
+{
+    const int64_t tasks = count_key_tiles(p) * p->heads_kv * p->batch;
+    if (fa_cuda_count_splits(p, tasks, device->multiprocessors) == 1) return true;
+    return is_ordered(p) && p->causal && !has_window(p) &&
+           10 * tasks >= 19 * device->multiprocessors;
+}
+
 /* Whether it is known which block has the last share of a query tile's dQ: each head has several key tiles, and all keys are seen.
  * Heads may share keys, but not in parts. */
 static bool has_last_shares(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_uniform_lengths u = fa_cuda_uniform_lengths(p);
-    const int64_t tasks = count_key_tiles(p) * p->heads_kv * p->batch;
-    return can_store_of_several(p, &u) && u.keys_from == 0 &&
-           fa_cuda_count_splits(p, tasks, device->multiprocessors) == 1;
+    return can_store_of_several(p, &u) && u.keys_from == 0 && has_enough_blocks(p, device);
 }
 
 /* Whether a head's key tiles can be the blocks of a cluster. */

@@ -1355,7 +1355,9 @@ static void test_order(void)
         {1, 1, 4096, 128, -1, true, 1, 0, 4},     {4, 16, 4096, 128, -1, true, 64, 0, 4},
         {1, 3, 128, 64, -1, true, 3, 0, 3},       {1, 3, 128, 128, -1, true, 3, 0, 4},
         {1, 4, 65536, 128, -1, false, 2, 2, 1},   {4, 16, 4096, 128, 100, false, 0, 32, 4},
-        {4, 16, 4096, 192, -1, false, 58, 6, 1},  {64, 16, 256, 64, -1, false, 892, 132, 132},
+        {4, 16, 4096, 192, -1, false, 56, 8, 4},  {64, 16, 256, 64, -1, false, 892, 132, 132},
+        {2, 10, 8192, 192, -1, false, 16, 4, 4},  {1, 10, 16384, 192, -1, false, 8, 2, 2},
+        {8, 10, 2048, 192, -1, false, 70, 10, 1}, {1, 10, 32768, 192, -1, false, 8, 2, 1},
         {1, 16, 2048, 128, -1, false, 7, 9, 4},   {1, 16, 4096, 128, -1, false, 8, 8, 4}};
     for (size_t i = 0; i < sizeof causal / sizeof causal[0]; i++) {
         p = make_half_backward(causal[i].batch, causal[i].heads, causal[i].n);
@@ -1838,7 +1840,10 @@ static void test_rounding_of_groups(void)
                  {16, 32, 8, 2048, 128, -1, false, true, false},
                  {16, 32, 8, 1024, 64, -1, false, false, false},
                  {16, 32, 8, 1024, 64, -1, false, true, true},
-                 {2, 32, 8, 4096, 128, -1, true, true, false}, /* blocks share keys */
+                 {1, 32, 8, 2048, 128, -1, true, true, false}, /* blocks share keys */
+                 {1, 32, 8, 4096, 128, -1, true, true, true},
+                 {1, 32, 8, 4096, 128, -1, true, false, false},
+                 {1, 64, 8, 8192, 64, -1, true, true, true},
                  {4, 16, 16, 4096, 128, 1023, true, false, true},
                  {1, 16, 16, 16384, 128, 4095, true, true, false},
                  {4, 32, 32, 4096, 64, 1023, true, false, false},
@@ -1862,6 +1867,24 @@ static void test_rounding_of_groups(void)
         const bool shares = p.heads_kv < p.heads_q;
         CHECK(fa_variants[plan.launches[1].variant].rounding == 2 || !shares, "case %zu", i);
         CHECK(plan.launches[1].backward_sm90.heads_ascending == 0 || !shares, "case %zu", i);
+    }
+    /* Heads in turn: under a causal mask many where heads share keys, in a window as many as have room. */
+    static const struct {
+        int64_t batch, heads, heads_kv, n, d, window, together;
+    } turns[] = {{2, 32, 8, 8192, 128, -1, 16},    {1, 32, 8, 16384, 128, -1, 8},
+                 {1, 32, 8, 16384, 64, -1, 8},     {4, 32, 8, 4096, 64, -1, 16},
+                 {1, 32, 32, 16384, 64, 2047, 16}, {1, 32, 32, 16384, 64, 1023, 32}};
+    for (size_t i = 0; i < sizeof turns / sizeof turns[0]; i++) {
+        fa_problem p = make_half_backward(turns[i].batch, turns[i].heads, turns[i].n);
+        p.heads_kv = turns[i].heads_kv;
+        p.d = p.d_v = turns[i].d;
+        p.window_left = turns[i].window;
+        p.causal = p.deterministic = true;
+        const fa_cuda_plan plan = plan_of(&p, device);
+        CHECK(plan.family == &fa_cuda_backward_sm90_rounding &&
+                  plan.launches[1].backward_sm90.heads_together == turns[i].together,
+              "case %zu: %s, %lld heads in turn", i, plan.family->name,
+              (long long)plan.launches[1].backward_sm90.heads_together);
     }
     /* Clusters of wide heads that are not persistent. */
     for (int i = 0; i < 3; i++) {
