@@ -69,15 +69,11 @@ FA_DEVICE void put_dq_columns(const pipeline *pipe, consumer_state *c, int use, 
 
 /* The consumer's turn: the gradients of the tile before `at`, then the scores and dP of tile `at`.
  * dP comes last because it uses the registers of dQ. whole: of dQ of the tile before that. */
-FA_DEVICE void multiply_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                             const tile_cursor *at, float *lse, bool whole, tile_options *options)
+FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
+                             float *lse, bool whole)
 {
     const int count = at->count - 1, next = stage_of(at->count);
     issue_gradients(c, count);
-#if KEPT_IN_TURN
-    find_kept_early(pipe, p, c, at, options);
-#endif
-    (void)p, (void)options;
 #if DQ_FIRST
     ptx_wgmma_wait(2);
     ptx_register_fence(c->dp, DQ_SUMS);
@@ -153,7 +149,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
     }
     const bool whole = is_whole(pipe, at->count - 1);
     wait_until_may_issue(c);
-    multiply_tile(pipe, &p->a, c, at, lse, whole, &options);
+    multiply_tile(pipe, c, at, lse, whole);
     make_weights(pipe, &p->a, c, at, lse, &options, masked);
     make_ds(pipe, p, c, at, &options, masked);
 }

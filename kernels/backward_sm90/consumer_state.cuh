@@ -409,18 +409,6 @@ FA_DEVICE void release_bias(const pipeline *pipe, const consumer_state *c)
 
 #if DQ_PARTS == 1
 
-#if KEPT_IN_TURN
-
-/* What dropout keeps of a tile: computed while products run for this consumer. */
-FA_DEVICE void find_kept_early(const pipeline *pipe, const fa_attention_params *p,
-                               const consumer_state *c, const tile_cursor *at,
-                               tile_options *options)
-{
-    options->keeps = ptx_keep(find_tile_kept(p, work_of(pipe), at, c->number));
-}
-
-#endif
-
 /* Computes weights of a tile whose scores and dP have been issued, in this order. lse: the tile's,
  * without options. */
 FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
@@ -436,19 +424,24 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
     *options = find_tile_options(p, w, at, c->number, true,
                                  find_tile_kept(p, w, at, c->number));
     load_bias(pipe, &p->bias, c, at, options, bias);
+#if BIAS_ALONE
+    const bool shows = shows_all_pairs(pipe->state, options, bias);
+#endif
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
 #if BIAS_ALONE
-    weigh_with_bias_alone(p, pipe->state, w, options, bias, c->scores, c->weights, c->scale, rows);
+    weigh_with_bias_alone(p, pipe->state, w, options, shows, bias, c->scores, c->weights, c->scale,
+                          rows);
 #else
     weigh_with_options(p, pipe->state, w, options, bias, c->scores, c->weights, c->scale, rows,
                        true);
 #endif
     release_bias(pipe, c);
 #else
+    uint32_t keeps = KEPT_EARLY ? ptx_keep(find_tile_kept(p, w, at, c->number)) : 0;
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
-    const uint32_t keeps = KEPT_IN_TURN ? options->keeps : find_tile_kept(p, w, at, c->number);
+    if (!KEPT_EARLY) keeps = find_tile_kept(p, w, at, c->number);
     *options = find_tile_options(p, w, at, c->number, HIDES || masked, keeps);
     weigh_with_options(p, pipe->state, w, options, NULL, c->scores, c->weights, c->scale, rows,
                        HIDES || masked);
@@ -570,9 +563,6 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     give_first_turn(c);
 #endif
     load_lse(pipe, lse, at->count);
-#if KEPT_IN_TURN
-    find_kept_early(pipe, &p->a, c, at, &options);
-#endif
     if (!OPTIONS && sees_all(work_of(pipe), c->number, at->tile)) {
         make_weights(pipe, &p->a, c, at, lse, &options, false);
         make_ds(pipe, p, c, at, &options, false);

@@ -139,7 +139,7 @@ FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, co
 
 /* Blocks of random bits that are computed at the same time: seven rounds follow each other, and a warp has no other work to
  * hide what each of them takes. */
-enum { KEPT_AT_ONCE = HEAD_DIM == 64 ? 8 : 4 };
+enum { KEPT_AT_ONCE = HEAD_DIM == 128 ? 2 : HEAD_DIM == 64 ? 8 : 4 };
 
 /* A block of random bits covers a query and both of a thread's keys, for two lanes that differ in
  * bit 2, whose keys are adjacent. So each of the two computes the blocks of every second query, i,
@@ -458,12 +458,13 @@ FA_DEVICE void weigh_with_bias(const uint32_t *bias_x2, float *scores, uint32_t 
     }
 }
 
-/* Replaces scores of a tile by weights, as weigh_with_options does. o->hides becomes whether some pair may be hidden. */
+/* Replaces scores of a tile by weights, as weigh_with_options does. shows: shows_all_pairs. o->hides becomes whether some pair may be
+ * hidden. */
 FA_DEVICE void weigh_with_bias_alone(const fa_attention_params *p, const shared_state *state,
-                                     const block_work *w, tile_options *o, uint32_t *bias_x2,
-                                     float *scores, uint32_t *weights, float scale, uint32_t rows)
+                                     const block_work *w, tile_options *o, bool shows,
+                                     uint32_t *bias_x2, float *scores, uint32_t *weights,
+                                     float scale, uint32_t rows)
 {
-    const bool shows = shows_all_pairs(state, o, bias_x2);
     o->hides = !shows || __any_sync(0xffffffffu, o->sees != ~0u);
     if (!o->hides) weigh_with_bias(bias_x2, scores, weights, scale, rows, ~0u, false);
     else if (shows) weigh_with_bias(bias_x2, scores, weights, scale, rows, o->sees, true);

@@ -33,6 +33,7 @@ typedef struct dv_state {
 #endif
 #if BIAS_ALONE
     uint32_t bias[SCORES / 2]; /* of this tile */
+    bool shows;                /* shows_all_pairs */
 #endif
 } dv_state;
 
@@ -83,10 +84,11 @@ FA_DEVICE void load_bias(const fa_kernel_view *bias, const block_work *w, const 
 }
 
 /* Gives each lane the elements of its scores. */
-FA_DEVICE void transpose_bias(uint32_t *x2)
+FA_DEVICE void transpose_bias(const pipeline *pipe, dv_state *c)
 {
 #pragma unroll
-    for (int n = 0; n < SCORES / 2; n++) x2[n] = ptx_transpose_matrix(x2[n]);
+    for (int n = 0; n < SCORES / 2; n++) c->bias[n] = ptx_transpose_matrix(c->bias[n]);
+    c->shows = shows_all_pairs(pipe->state, &c->options, c->bias);
 }
 
 #endif
@@ -151,8 +153,8 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
     const uint32_t rows = c->own.rows + (uint32_t)(q_stage(at->count) * ROW_BYTES);
 #if BIAS_ALONE
     (void)range;
-    weigh_with_bias_alone(p, state, work_of(pipe), &c->options, c->bias, c->scores, c->weights,
-                          c->scale, rows);
+    weigh_with_bias_alone(p, state, work_of(pipe), &c->options, c->shows, c->bias, c->scores,
+                          c->weights, c->scale, rows);
 #elif OPTIONS && !DROPOUT_ALONE
     (void)range;
     find_options(pipe, p, c, at);
@@ -251,7 +253,7 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->own.leader);
     if (LAST_APART && !more) return;
 #if BIAS_ALONE
-    if (more) transpose_bias(c->bias);
+    if (more) transpose_bias(pipe, c);
 #endif
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
@@ -316,7 +318,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
             find_options(&own, &p->a, &c, &at);
 #endif
 #if BIAS_ALONE
-            transpose_bias(c.bias);
+            transpose_bias(&own, &c);
 #endif
             ptx_wgmma_wait(0);
             ptx_register_fence(c.scores, SCORES);
