@@ -421,8 +421,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
 #if BIAS_TILE
     /* These loads overlap with the computation of scores. */
     uint32_t bias[SCORES / 2];
-    *options = find_tile_options(p, w, at, c->number, true,
-                                 find_tile_kept(p, w, at, c->number));
+    *options = find_tile_options(p, w, at, c->number, true, find_tile_kept(p, w, at, c->number));
     load_bias(pipe, &p->bias, c, at, options, bias);
 #if BIAS_ALONE
     const bool shows = shows_all_pairs(pipe->state, options, bias);

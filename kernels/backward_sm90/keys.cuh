@@ -33,8 +33,8 @@ FA_DEVICE void check_keys(char *keys, int blocks, const block_work *w, int first
     uint32_t seen = 0, rows = 0;
 #pragma unroll
     for (int n = 0; n < 4 * blocks; n++) { /* the quarters of a warp read different banks */
-        const uint4 x = *(const uint4 *)(keys + n / 4 * KEY_BLOCK + own * 128 +
-                                         (2 * n + lane) % 8 * 16);
+        const uint4 x =
+            *(const uint4 *)(keys + n / 4 * KEY_BLOCK + own * 128 + (2 * n + lane) % 8 * 16);
         seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
                 fa_x2_not_finite(x.w);
     }

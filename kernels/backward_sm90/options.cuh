@@ -194,9 +194,8 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 {
     tile_options o = find_tile_place(w, at, consumer);
     /* Behind the last query TMA, or load_bias, gives a bias alone zeros, and the log-sum-exp is infinity. */
-    const bool all =
-        !hides || (HIDES && sees_all(w, consumer, at->tile) &&
-                   (BIAS_ALONE || (at->tile + 1) * QUERIES <= w->sequence.n_q));
+    const bool all = !hides || (HIDES && sees_all(w, consumer, at->tile) &&
+                                (BIAS_ALONE || (at->tile + 1) * QUERIES <= w->sequence.n_q));
     o.sees = all ? ~0u : find_seen(w, o.query, o.key);
     o.keeps = keeps;
     o.hides = true;
@@ -424,7 +423,7 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
 
 /* Whether no element of a warp's bias is -infinity, and its consumer's keys are finite. */
 FA_DEVICE bool shows_all_pairs(const shared_state *state, const tile_options *o,
-                              const uint32_t *bias_x2)
+                               const uint32_t *bias_x2)
 {
     const uint16_t *bad_keys = &state->bad_keys[o->key / OWN_KEYS * (OWN_KEYS / 16)];
     /* Of a bias as unsigned numbers, -infinity is larger than all but NaN. */

@@ -75,7 +75,8 @@ FA_DEVICE void load_bias(const fa_kernel_view *bias, const block_work *w, const 
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             uint32_t x = 0;
-            if (8 * j < queries && 8 * r < keys) x = *(const uint32_t *)(const void *)(from + 8 * r);
+            if (8 * j < queries && 8 * r < keys)
+                x = *(const uint32_t *)(const void *)(from + 8 * r);
             x2[2 * j + r] = x;
         }
         from += step;
@@ -124,7 +125,8 @@ FA_DEVICE void find_options(const pipeline *pipe, const fa_attention_params *p, 
 #if DROPOUT_ALONE
     c->options.keeps = ptx_keep(find_tile_kept(p, w, at, THIS_BLOCK));
 #else
-    c->options = find_tile_options(p, w, at, THIS_BLOCK, true, find_tile_kept(p, w, at, THIS_BLOCK));
+    c->options =
+        find_tile_options(p, w, at, THIS_BLOCK, true, find_tile_kept(p, w, at, THIS_BLOCK));
 #endif
 #if BIAS_ALONE
     load_bias(&p->bias, w, &c->options, c->bias);
