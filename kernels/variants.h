@@ -539,6 +539,14 @@ VARIANT_16BIT(backward_sm90_wide_d256_ordered, .file = "backward_sm90_wide/backw
               .head_dim = 256, .value_dim = 256, .options = 0, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512, .ordered = 1)
 VARIANT_16BIT(backward_sm90_wide_d256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = 0, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512)
+VARIANT_16BIT(backward_sm90_wide_d192_dropout, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = FA_SM90_DROPOUT, .q_stages = 3, .stages = 1, .cluster = 2)
+VARIANT_16BIT(backward_sm90_wide_d256_dropout, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_DROPOUT, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512)
+VARIANT_16BIT(backward_sm90_wide_d192_bias, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = FA_SM90_BIAS, .q_stages = 3, .stages = 1, .cluster = 2)
+VARIANT_16BIT(backward_sm90_wide_d256_bias, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_BIAS, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_wide_general192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = FA_SM90_ALL, .q_stages = 2, .stages = 2, .cluster = 2)
 VARIANT_16BIT(backward_sm90_wide_general256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,

@@ -185,7 +185,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
                             int end)
 {
     const int last = end - 1;
-    wait_for_dq_buffer(pipe, c, last);
+    wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * end - 1 : last);
     ptx_fence_proxy_async(); /* of dS */
     wait_until_may_issue(c);
     issue_gradients(c, last);
@@ -207,7 +207,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     release_q(pipe, c, last);
     release_dout(pipe, c, last);
     store_sums(pipe, p, c, end, false, true);
-    wait_for_dq_buffer(pipe, c, end);
+    wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * end : end);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
     put_dq_columns(pipe, c, end, is_whole(pipe, end));

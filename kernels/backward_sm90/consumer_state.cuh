@@ -421,24 +421,27 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
 #if BIAS_TILE
     /* These loads overlap with the computation of scores. */
     uint32_t bias[SCORES / 2];
-    *options = find_tile_options(p, w, at, c->number, true);
+    *options = find_tile_options(p, w, at, c->number, true, find_tile_kept(p, w, at, c->number));
     load_bias(pipe, &p->bias, c, at, options, bias);
 #if BIAS_ALONE
-    options->hides = !sees_all_pairs(pipe->state, options, bias);
+    const bool shows = shows_all_pairs(pipe->state, options, bias);
 #endif
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
 #if BIAS_ALONE
-    if (!options->hides) weigh_with_bias(bias, c->scores, c->weights, c->scale, rows);
-    else
+    weigh_with_bias_alone(p, pipe->state, w, options, shows, bias, c->scores, c->weights, c->scale,
+                          rows);
+#else
+    weigh_with_options(p, pipe->state, w, options, bias, c->scores, c->weights, c->scale, rows,
+                       true);
 #endif
-        weigh_with_options(p, pipe->state, w, options, bias, c->scores, c->weights, c->scale, rows,
-                           true);
     release_bias(pipe, c);
 #else
+    uint32_t keeps = KEPT_EARLY ? ptx_keep(find_tile_kept(p, w, at, c->number)) : 0;
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
-    *options = find_tile_options(p, w, at, c->number, HIDES || masked);
+    if (!KEPT_EARLY) keeps = find_tile_kept(p, w, at, c->number);
+    *options = find_tile_options(p, w, at, c->number, HIDES || masked, keeps);
     weigh_with_options(p, pipe->state, w, options, NULL, c->scores, c->weights, c->scale, rows,
                        HIDES || masked);
 #endif
@@ -530,7 +533,7 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     tile_options options;
     float lse[QUERIES / 4];
     if (!PERSISTENT && c->number == 1) let_other_issue(c); /* consumer 0 may begin */
-    wait_for_k(pipe, &p->a);
+    begin_keys(pipe, &p->a);
     /* Not earlier: these keys are loaded after consumer 0's last turn of the previous work tile. */
     if (PERSISTENT && !KEYS_EARLY && c->number == 1) let_other_issue(c);
 #if KEYS_IN_REGISTERS

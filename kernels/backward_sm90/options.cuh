@@ -14,6 +14,7 @@
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/rows.cuh"
 #include "backward_sm90/work.cuh"
+#include "common/at_least_x2.cuh"
 #include "common/rows.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
@@ -136,6 +137,10 @@ FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, co
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
+/* Blocks of random bits that are computed at the same time: seven rounds follow each other, and a warp has no other work to
+ * hide what each of them takes. */
+enum { KEPT_AT_ONCE = HEAD_DIM == 128 ? 2 : HEAD_DIM == 64 ? 8 : 4 };
+
 /* A block of random bits covers a query and both of a thread's keys, for two lanes that differ in
  * bit 2, whose keys are adjacent. So each of the two computes the blocks of every second query, i,
  * and they exchange their results. */
@@ -146,23 +151,20 @@ FA_DEVICE uint32_t find_kept(const fa_attention_params *p, const block_work *w,
     const fa_dropout d = fa_dropout_of(p, &t);
     const int64_t key = w->keys.first + o->key;
     const int odd = o->key & 1;
-    uint32_t own = 0, other = 0;
-#pragma unroll 1
+    const bool upper = o->key & 16; /* blocks of keys begin at multiples of 32 */
+    const uint32_t threshold = p->dropout_threshold * 0x10001u;
+    uint32_t own = 0; /* bit 2j + r is for the even key, bit 16 + 2j + r for the odd one */
+#pragma unroll KEPT_AT_ONCE
     for (int j = 0; j < QUERIES / 8; j++) {
         uint32_t block[4];
         fa_dropout_block(d.seed, d.offset, d.batch_head, o->query + 8 * j + odd, key >> 5,
                          (int)(key >> 1) & 3, block);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const uint32_t word = key & 16 ? block[2 + r] : block[r];
-            const uint32_t low = (word & 0xffffu) >= p->dropout_threshold,
-                           high = (word >> 16) >= p->dropout_threshold;
-            own |= (odd ? high : low) << (2 * j + r);
-            other |= (odd ? low : high) << (2 * j + r);
-        }
+        const uint32_t first = fa_at_least_x2(upper ? block[2] : block[0], threshold),
+                       second = fa_at_least_x2(upper ? block[3] : block[1], threshold);
+        own = (own >> 2 & 0x3fff3fffu) | (first >> 1 & 0x40004000u) | (second & 0x80008000u);
     }
-    const uint32_t theirs = __shfl_xor_sync(0xffffffffu, other, 4);
-    return odd ? theirs | own << 16 : own | theirs << 16;
+    const uint32_t theirs = __shfl_xor_sync(0xffffffffu, own, 4);
+    return odd ? (own & 0xffff0000u) | theirs >> 16 : (own & 0xffffu) | theirs << 16;
 }
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
@@ -177,15 +179,25 @@ FA_DEVICE tile_options find_tile_place(const block_work *w, const tile_cursor *a
     return o;
 }
 
-/* hides: whether some query may not see some key. */
+/* The pairs of a tile that dropout keeps. */
+FA_DEVICE uint32_t find_tile_kept(const fa_attention_params *p, const block_work *w,
+                                  const tile_cursor *at, int consumer)
+{
+    const tile_options o = find_tile_place(w, at, consumer);
+    return has_dropout(p) ? find_kept(p, w, &o) : ~0u;
+}
+
+/* hides: whether some query may not see some key. keeps: find_tile_kept. */
 FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const block_work *w,
-                                         const tile_cursor *at, int consumer, bool hides)
+                                         const tile_cursor *at, int consumer, bool hides,
+                                         uint32_t keeps)
 {
     tile_options o = find_tile_place(w, at, consumer);
+    /* Behind the last query TMA, or load_bias, gives a bias alone zeros, and the log-sum-exp is infinity. */
     const bool all = !hides || (HIDES && sees_all(w, consumer, at->tile) &&
-                                (at->tile + 1) * QUERIES <= w->sequence.n_q);
+                                (BIAS_ALONE || (at->tile + 1) * QUERIES <= w->sequence.n_q));
     o.sees = all ? ~0u : find_seen(w, o.query, o.key);
-    o.keeps = has_dropout(p) ? find_kept(p, w, &o) : ~0u;
+    o.keeps = keeps;
     o.hides = true;
     if (HIDES && !BIAS_ALONE && p->mask.data) o.sees = read_mask(&p->mask, w, &o);
     return o;
@@ -201,7 +213,7 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 FA_DEVICE float find_poison(const shared_state *state, int key)
 {
 #if HIDES
-    return state->bad_keys[key / 32] >> key % 32 & 1 ? NAN : 0.0f;
+    return state->bad_keys[key / 16] >> key % 16 & 1 ? NAN : 0.0f;
 #else
     (void)state, (void)key;
     return 0.0f;
@@ -409,23 +421,23 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
 
 #if BIAS_ALONE
 
-/* Whether a warp's pairs are all seen, and its consumer's keys are finite. */
-FA_DEVICE bool sees_all_pairs(const shared_state *state, const tile_options *o,
-                              const uint32_t *bias_x2)
+/* Whether no element of a warp's bias is -infinity, and its consumer's keys are finite. */
+FA_DEVICE bool shows_all_pairs(const shared_state *state, const tile_options *o,
+                               const uint32_t *bias_x2)
 {
-    const uint32_t *bad_keys = &state->bad_keys[o->key / OWN_KEYS * (OWN_KEYS / 32)];
+    const uint16_t *bad_keys = &state->bad_keys[o->key / OWN_KEYS * (OWN_KEYS / 16)];
     /* Of a bias as unsigned numbers, -infinity is larger than all but NaN. */
     uint32_t most = 0;
 #pragma unroll
     for (int n = 0; n < SCORES / 2; n++) most = ptx_max_u16x2(most, bias_x2[n]);
     const bool shows = (most & 0xffffu) < FA_NEGATIVE_INFINITY && most >> 16 < FA_NEGATIVE_INFINITY;
-    const bool finite = (bad_keys[0] | bad_keys[1]) == 0;
-    return !__any_sync(0xffffffffu, !finite || !shows || o->sees != ~0u);
+    const bool finite = (bad_keys[0] | bad_keys[1] | bad_keys[2] | bad_keys[3]) == 0;
+    return !__any_sync(0xffffffffu, !finite || !shows);
 }
 
-/* The same as weigh_with_options for such pairs, with the same bits. */
+/* The same as weigh_with_options for such pairs, with the same bits. masked: some may be hidden by position. */
 FA_DEVICE void weigh_with_bias(const uint32_t *bias_x2, float *scores, uint32_t *weights,
-                               float scale, uint32_t rows)
+                               float scale, uint32_t rows, uint32_t sees, bool masked)
 {
     float row[4];
 #pragma unroll
@@ -438,9 +450,24 @@ FA_DEVICE void weigh_with_bias(const uint32_t *bias_x2, float *scores, uint32_t 
             const float2 bias = fa_unpack_x2(bias_x2[2 * j + r], ELEMENT);
             x[0] = ptx_ex2(fa_bias_score(x[0] * scale, bias.x, FA_LOG2E) - lse[0]);
             x[1] = ptx_ex2(fa_bias_score(x[1] * scale, bias.y, FA_LOG2E) - lse[1]);
+            if (masked && !(sees & BIT(j, r, 0))) x[0] = 0.0f;
+            if (masked && !(sees & BIT(j, r, 1))) x[1] = 0.0f;
             weights[2 * j + r] = fa_pack_x2(x[0], x[1]);
         }
     }
+}
+
+/* Replaces scores of a tile by weights, as weigh_with_options does. shows: shows_all_pairs. o->hides becomes whether some pair may be
+ * hidden. */
+FA_DEVICE void weigh_with_bias_alone(const fa_attention_params *p, const shared_state *state,
+                                     const block_work *w, tile_options *o, bool shows,
+                                     uint32_t *bias_x2, float *scores, uint32_t *weights,
+                                     float scale, uint32_t rows)
+{
+    o->hides = !shows || __any_sync(0xffffffffu, o->sees != ~0u);
+    if (!o->hides) weigh_with_bias(bias_x2, scores, weights, scale, rows, ~0u, false);
+    else if (shows) weigh_with_bias(bias_x2, scores, weights, scale, rows, o->sees, true);
+    else weigh_with_options(p, state, w, o, bias_x2, scores, weights, scale, rows, true);
 }
 
 #endif

@@ -95,7 +95,7 @@ typedef struct shared_state {
     uint64_t dq_loaded[CONSUMERS];
 #endif
 #if HIDES
-    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are cleared */
+    uint16_t bad_keys[KEYS / 16]; /* bits of keys that are not finite; their rows are cleared */
     uint32_t blind[QUERIES / 32]; /* the load warp's: bits of queries of a tile that see no key */
 #endif
 } shared_state;
@@ -215,7 +215,7 @@ enum {
 FA_DEVICE void init_barriers(shared_state *state)
 {
 #if HIDES
-    for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
+    for (int i = 0; i < KEYS / 16; i++) state->bad_keys[i] = 0;
 #endif
     state->num_cleared = 0;
 #if BIAS_TILE

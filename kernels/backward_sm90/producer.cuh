@@ -97,14 +97,19 @@ FA_DEVICE void clear_rows(char *shared, int rows, int blocks, const kept_rows *k
     __syncwarp();
 }
 
-/* Executed by one thread. */
-FA_DEVICE void issue_tile(const tile_source *from, char *shared, int rows, int row, uint64_t *full)
+/* The copies of a tile. Executed by one thread. */
+FA_DEVICE void issue_boxes(const tile_source *from, char *shared, int rows, int row, uint64_t *full)
 {
-    ptx_mbarrier_arrive_expect(full, from->blocks * rows * 128);
 #pragma unroll
     for (int block = 0; block < from->blocks; block++)
         ptx_tma_load_4d(shared + block * rows * 128, from->map, full, 64 * (from->first + block),
                         row, from->head, from->block);
+}
+
+FA_DEVICE void issue_tile(const tile_source *from, char *shared, int rows, int row, uint64_t *full)
+{
+    ptx_mbarrier_arrive_expect(full, from->blocks * rows * 128);
+    issue_boxes(from, shared, rows, row, full);
 }
 
 /* Loads a tile of `rows` rows, starting at row `row`. Before the warp arrives at `full`, it clears
@@ -153,53 +158,6 @@ FA_DEVICE void finish_keys(const pipeline *pipe, int at, int blocks, uint64_t *l
 
 #if HIDES
 
-/* Whether a row of the keys has a number that is not finite. Lanes begin at different banks. */
-FA_DEVICE bool is_bad_row(const char *shared, int row, int blocks)
-{
-    const int lane = threadIdx.x % 32;
-    uint32_t seen = 0;
-#pragma unroll 1
-    for (int n = 0; n < 8 * blocks; n++) {
-        const uint4 x =
-            *(const uint4 *)(shared + n / 8 * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16);
-        seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
-                fa_x2_not_finite(x.w);
-    }
-    return seen != 0;
-}
-
-FA_DEVICE void clear_row(char *shared, int row, int blocks)
-{
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int n = 0; n < 8 * blocks; n++)
-        *(float4 *)(shared + n / 8 * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16) =
-            make_float4(0, 0, 0, 0);
-}
-
-/* Keys that a mask or a bias may hide: those that are not finite are cleared and marked in
- * bad_keys. */
-FA_DEVICE void finish_hidden_keys(const pipeline *pipe)
-{
-    shared_state *state = pipe->state;
-    const block_work *w = work_of(pipe);
-    const int lane = threadIdx.x % 32;
-    const kept_rows kept = keep_keys(w, FIRST_KEY);
-    ptx_mbarrier_wait(&state->k_loaded, 0);
-#pragma unroll 1
-    for (int n = 0; n < BLOCK_KEYS / 32; n++) {
-        const int row = 32 * n + lane;
-        const bool stays = row >= kept.from && row < kept.to;
-        const bool bad = is_bad_row(pipe->buffers, row, BLOCKS);
-        const uint32_t rows = __ballot_sync(0xffffffffu, stays && bad);
-        if (!stays || bad) clear_row(pipe->buffers, row, BLOCKS);
-        if (lane == 0) state->bad_keys[FIRST_KEY / 32 + n] = rows;
-    }
-    ptx_fence_proxy_async();
-    __syncwarp();
-    if (lane == 0) ptx_mbarrier_arrive(&state->k_full);
-}
-
 /* Finds the queries of a tile from which masks or a bias hide all keys: they may hold NaN as
  * well. prepare.cu gives them the log-sum-exp infinity and delta 0. number: of the tile in the
  * workspace. */
@@ -247,7 +205,7 @@ FA_DEVICE void issue_first_queries(const pipeline *pipe, const fa_backward_sm90_
     shared_state *state = pipe->state;
     const fa_tile *t = &own->sequence;
     const int head = (int)t->head, number = (int)t->block_q, row = first_tile(own).tile * QUERIES;
-    if (!loads_early(s, own)) return;
+    if ((!PLAIN_HEADS && own->tiles == 0) || !loads_early(s, own)) return;
     if (of_dout) {
         const tile_source dout = source_of(&s->dout, &s->dout_step, head, number, VALUE_BLOCKS);
         issue_tile(&dout, pipe->buffers + DOUT_AT, QUERIES, row, &state->dout_full[0]);
@@ -353,8 +311,10 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
     if (warp == 3) prefetch_maps(s);
     const bool any = find_keys(p, s, block, &own);
 #if LOADS_EARLY && !defined BACKWARD_SM90_WIDE
-    if (warp == 0 && any) find_queries(p, s, &own);
-    if (warp == 0 && any) find_seen_rows(p, s, &own);
+    if (warp == 0 && any && is_uniform(s)) {
+        find_queries(p, s, &own);
+        find_seen_rows(p, s, &own);
+    }
 #endif
     if (warp == 0 && any) issue_keys(pipe, s, &own);
 #ifdef BACKWARD_SM90_WIDE
@@ -379,12 +339,8 @@ FA_DEVICE void wait_for_keys(const pipeline *pipe)
 FA_DEVICE void finish_k(const pipeline *pipe, const fa_attention_params *p)
 {
     shared_state *state = pipe->state;
-    (void)p;
-#if HIDES
-    if (hides_keys(p)) finish_hidden_keys(pipe);
-    else
-#endif
-        finish_keys(pipe, 0, BLOCKS, &state->k_loaded, &state->k_full);
+    if (hides_keys(p)) return; /* consumers look at them (begin_keys) */
+    finish_keys(pipe, 0, BLOCKS, &state->k_loaded, &state->k_full);
 }
 
 FA_DEVICE void finish_v(const pipeline *pipe)
@@ -492,6 +448,42 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
                   (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
+#if HIDES
+
+/* Loads the block's first queries and their dout, and finds out meanwhile which of them see no key: the block has nothing else to do
+ * until they are there. */
+FA_DEVICE void load_while_looking(const pipeline *pipe, const fa_attention_params *p,
+                                  const fa_backward_sm90_params *s, const tile_cursor *at)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &work_of(pipe)->sequence;
+    const int head = (int)t->head + at->head, row = (int)t->start_q + at->tile * QUERIES;
+    const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS),
+                      dout =
+                          source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
+    const bool leader = threadIdx.x % 32 == 0;
+    if (leader) {
+        ptx_mbarrier_arrive_expect(&state->cleared, Q_BYTES + DOUT_BYTES);
+        issue_boxes(&q, pipe->buffers + Q_AT, QUERIES, row, &state->cleared);
+        issue_boxes(&dout, pipe->buffers + DOUT_AT, QUERIES, row, &state->cleared);
+    }
+    load_row_numbers(pipe, s, at, slot_of(0), &state->dout_full[0]);
+    const kept_rows kept = keep_queries(pipe, p, s, at);
+    ptx_mbarrier_wait(&state->cleared, 0);
+    if (!keeps_all(&kept, QUERIES)) {
+        clear_rows(pipe->buffers + Q_AT, QUERIES, BLOCKS, &kept);
+        clear_rows(pipe->buffers + DOUT_AT, QUERIES, VALUE_BLOCKS, &kept);
+    }
+    if (leader) {
+        state->num_cleared = 1;
+        ptx_mbarrier_arrive(&state->q_full[0]);
+        ptx_mbarrier_arrive(&state->dout_full[0]);
+    }
+    __syncwarp();
+}
+
+#endif
+
 /* Called when most of the block's work tile `number` has been loaded: the block may take the next one. scheduled: work tiles
  * that the load warp has described, where it does so. */
 FA_DEVICE void say_loaded(const pipeline *pipe, const fa_attention_params *p,
@@ -519,6 +511,14 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
     const int end = end_count(w), late = max(first_count(w), end - s->tiles_ahead);
     if (w->tiles == 0) say_loaded(pipe, p, s, number, scheduled);
     for (tile_cursor at = first_tile(w); at.count < end; advance(&at, w->from, w->to)) {
+#if HIDES
+        if (at.count == 0) {
+            load_while_looking(pipe, p, s, &at);
+            finish_k(pipe, p);
+            finish_v(pipe);
+            continue;
+        }
+#endif
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_q(pipe, s, &at, &kept);
         load_dout(pipe, s, &at, &kept);

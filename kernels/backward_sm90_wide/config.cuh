@@ -10,8 +10,9 @@
  *     STAGES     buffers of their dout
  *     CLUSTER    2 blocks, which go through the same query tiles and exchange dS: each computes dQ
  *                of both blocks' keys, in half of the columns
- *     OPTIONS    0: only masks by position and lengths; FA_SM90_ALL: each option may be present
- *                or not
+ *     OPTIONS    0: only masks by position and lengths; FA_SM90_DROPOUT: the same with dropout;
+ *                FA_SM90_BIAS: a bias of ELEMENT whose pairs of keys can be loaded at once;
+ *                FA_SM90_ALL: each option may be present or not
  *     ORDERED    1: for sums of dQ in one order; other variants support it too, but slower
  *     PERSISTENT 1: clusters stay on their multiprocessors and take work tile after work tile. Then the
  *                next work tile's loads and its first products run beside the last dQ and the stores of
@@ -68,7 +69,8 @@
 #define LOADS_EARLY (!HIDES && !PERSISTENT)
 #define CLEARS_AHEAD FA_BACKWARD_SM90_CLEARS_AHEAD(ORDERED, OPTIONS, 0)
 #define BIAS_TILE 0
-#define BIAS_ALONE 0
+#define BIAS_ALONE (OPTIONS == FA_SM90_BIAS)
+#define DROPOUT_ALONE (OPTIONS == FA_SM90_DROPOUT)
 #define LOADER_SCHEDULES 0
 
 /* Whether a warp of its own takes the turns of dQ if sums have one order (dq.cuh). At head dim 256 it
@@ -78,11 +80,11 @@
 /* Whether the last tile is apart from the loop over tiles, which then issues no product behind it that is
  * not used (H200: head dim 256 full n 4k 1.04, causal 1.00, n 1k 1.005; 192 full n 4k 0.985, causal 1.00, n 1k
  * 1.01). In a persistent block that product would read what the next work tile's loads write. */
-#define LAST_APART (PERSISTENT || (HEAD_DIM == 256 && !OPTIONS))
+#define LAST_APART (PERSISTENT || (HEAD_DIM == 256 && OPTIONS != FA_SM90_ALL))
 
 /* Whether descriptors of keys, and of values and the only stage of dout, stay in uniform registers
  * (multiply.cuh). There is room for those of 192 columns. */
-#define PINS (!OPTIONS && HEAD_DIM == 192 && VALUE_DIM == HEAD_DIM && STAGES == 1)
+#define PINS (!HIDES && HEAD_DIM == 192 && VALUE_DIM == HEAD_DIM && STAGES == 1)
 
 /* The block's number in its cluster, and the other block. */
 #define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
@@ -141,8 +143,8 @@ static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
 #define PRODUCER_REGISTERS (HEAD_DIM == 256 ? 24 : 40) /* 192: a load warp describes work tiles */
 #if HEAD_DIM == 256
 #define DQ_REGISTERS 64
-#define DK_REGISTERS (OPTIONS ? 208 : 216)
-#define DV_REGISTERS (OPTIONS ? 216 : 208)
+#define DK_REGISTERS (HIDES ? 208 : 216)
+#define DV_REGISTERS (HIDES ? 216 : 208)
 #else
 #define DQ_REGISTERS 80
 #define DK_REGISTERS 192

@@ -33,7 +33,7 @@ typedef struct dk_state {
 /* Applies dropout to dP. weight: negative if it is dropped (mark_dropped). */
 FA_DEVICE float drop_gradient(const fa_attention_params *p, float weight, float dp)
 {
-    if (!OPTIONS || !p->dropout_threshold) return dp;
+    if (!(OPTIONS & FA_SM90_DROPOUT) || (!DROPOUT_ALONE && !p->dropout_threshold)) return dp;
     return __float_as_int(weight) < 0 ? 0.0f : dp * p->dropout_scale;
 }
 
@@ -52,7 +52,7 @@ FA_DEVICE void multiply_weights(const fa_attention_params *p, float *ds, uint32_
         for (int e = 0; e < 4; e++) {
             float *x = ds + 4 * j + e;
             const float dp = drop_gradient(p, weight[e], *x);
-            *x = (OPTIONS ? fabsf(weight[e]) : weight[e]) *
+            *x = (OPTIONS & FA_SM90_DROPOUT ? fabsf(weight[e]) : weight[e]) *
                  subtract_delta(dp, delta[j % 2 * 2 + e % 2]);
             if (masked && weight[e] == 0.0f) *x = 0.0f;
         }
@@ -68,7 +68,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
     const int count = at->count;
     const uint32_t rows = c->own.rows + (uint32_t)(q_stage(count) * ROW_BYTES);
     ptx_mbarrier_wait(&state->p_full, count & 1);
-    if (OPTIONS || is_masked(range, at->tile))
+    if ((OPTIONS && !DROPOUT_ALONE) || is_masked(range, at->tile))
         multiply_weights(p, c->ds, c->own.weights, rows, true);
     else multiply_weights(p, c->ds, c->own.weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);
@@ -108,7 +108,7 @@ FA_DEVICE void issue_dp(dk_state *c, int stage)
 FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p, const dk_state *c,
                               const tile_cursor *at)
 {
-#if HIDES
+#if HIDES && !(BIAS_ALONE && HEAD_DIM == 256)
     const block_work *w = work_of(pipe);
     if (!p->dbias_by_others) return;
     const tile_options options = find_tile_place(w, at, THIS_BLOCK);

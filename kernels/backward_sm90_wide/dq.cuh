@@ -186,6 +186,13 @@ FA_DEVICE void add_work_tile(const pipeline *pipe, const fa_backward_params *p,
     const bool ordered = is_ordered(p, s);
     wait_for_k(pipe, &p->a);
     ptx_mbarrier_wait(&state->peer_k_loaded, keys_parity(w));
+#if HIDES
+    if (hides_keys(&p->a)) {
+        check_keys(pipe->buffers + PEER_K_AT, PEER_BLOCKS, w, PEER_BLOCK * BLOCK_KEYS,
+                   thread / 32 * 16, NULL);
+        ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
+    }
+#endif
 #if CLEARS_AHEAD
     if (s->cleared) {
         if (thread == 0) wait_until_cleared(s, (int)blockIdx.x);

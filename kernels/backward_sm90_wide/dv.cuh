@@ -18,6 +18,7 @@
 #include "common/x2.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/shared.cuh"
 
 typedef struct dv_state {
@@ -27,6 +28,13 @@ typedef struct dv_state {
     pinned_rows keys;
     thread_places own;
     float scale; /* from scores to exponents of 2; with a softcap, to the argument of tanh */
+#if OPTIONS
+    tile_options options; /* of the tile whose scores are computed */
+#endif
+#if BIAS_ALONE
+    uint32_t bias[SCORES / 2]; /* of this tile */
+    bool shows;                /* shows_all_pairs */
+#endif
 } dv_state;
 
 /* Clears the weights of queries that do not see the thread's keys. Element 4j + 2r + i is query
@@ -48,7 +56,82 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
     }
 }
 
+#if BIAS_ALONE
+
+/* Issues the loads of a tile's bias: of each matrix of 8 queries and 8 keys a lane has a query and two keys, which are one word.
+ * The number of keys is even (find_wide_bias_variant). */
+FA_DEVICE void load_bias(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
+                         uint32_t *x2)
+{
+    const int lane = threadIdx.x % 32, query = o->query - lane % 4 * 2 + lane / 4,
+              key = o->key - lane / 4 + lane % 4 * 2;
+    const int queries = (int)w->sequence.n_q - query, keys = w->num_keys - key;
+    const int64_t step = 8 * bias->stride[2];
+    const fa_tile t = sequence_of(w, o);
+    const uint16_t *from = (const uint16_t *)(const void *)bias->data +
+                           fa_score_index(bias, &t, query, w->keys.first + key);
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            uint32_t x = 0;
+            if (8 * j < queries && 8 * r < keys)
+                x = *(const uint32_t *)(const void *)(from + 8 * r);
+            x2[2 * j + r] = x;
+        }
+        from += step;
+        __asm__ volatile("" : "+l"(from)); /* keeps the compiler from holding an address for each */
+    }
+}
+
+/* Gives each lane the elements of its scores. */
+FA_DEVICE void transpose_bias(const pipeline *pipe, dv_state *c)
+{
+#pragma unroll
+    for (int n = 0; n < SCORES / 2; n++) c->bias[n] = ptx_transpose_matrix(c->bias[n]);
+    c->shows = shows_all_pairs(pipe->state, &c->options, c->bias);
+}
+
+#endif
+
+#if DROPOUT_ALONE
+
+/* Packs the weights of a tile for dV, without those that are dropped. These get a negative sign (mark_dropped). */
+FA_DEVICE void drop_weights(dv_state *c)
+{
+    const uint32_t drops = ~c->options.keeps;
+#pragma unroll
+    for (int n = 0; n < SCORES / 2; n++) {
+        float *x = c->scores + 2 * n;
+        const uint32_t signs = drops << (15 - n); /* of the two: bits 15 and 31 */
+        c->weights[n] = fa_pack_x2(x[0], x[1]) & ~ptx_spread_signs(signs);
+        x[0] = fa_bits_float(__float_as_uint(x[0]) | (signs << 16 & 0x80000000u));
+        x[1] = fa_bits_float(__float_as_uint(x[1]) | (signs & 0x80000000u));
+    }
+}
+
+#endif
+
 #if OPTIONS
+
+/* Whether what a tile's options need is found while its products run. */
+#define OPTIONS_EARLY (BIAS_ALONE || DROPOUT_ALONE)
+
+/* Finds what the options of the tile need whose scores are computed next. */
+FA_DEVICE void find_options(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
+                            const tile_cursor *at)
+{
+    const block_work *w = work_of(pipe);
+#if DROPOUT_ALONE
+    c->options.keeps = ptx_keep(find_tile_kept(p, w, at, THIS_BLOCK));
+#else
+    c->options =
+        find_tile_options(p, w, at, THIS_BLOCK, true, find_tile_kept(p, w, at, THIS_BLOCK));
+#endif
+#if BIAS_ALONE
+    load_bias(&p->bias, w, &c->options, c->bias);
+#endif
+}
 
 /* Marks dropped weights. Weights are not negative, so a negative sign marks a dropped one. */
 FA_DEVICE void mark_dropped(const fa_attention_params *p, const tile_options *o, float *weights)
@@ -70,11 +153,16 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
 {
     shared_state *state = pipe->state;
     const uint32_t rows = c->own.rows + (uint32_t)(q_stage(at->count) * ROW_BYTES);
-#if OPTIONS
-    const tile_options options = find_tile_options(p, &state->works[0], at, THIS_BLOCK, true);
-    weigh_with_options(p, state, &state->works[0], &options, NULL, c->scores, c->weights, c->scale,
+#if BIAS_ALONE
+    (void)range;
+    weigh_with_bias_alone(p, state, work_of(pipe), &c->options, c->shows, c->bias, c->scores,
+                          c->weights, c->scale, rows);
+#elif OPTIONS && !DROPOUT_ALONE
+    (void)range;
+    find_options(pipe, p, c, at);
+    weigh_with_options(p, state, work_of(pipe), &c->options, NULL, c->scores, c->weights, c->scale,
                        rows, true);
-    mark_dropped(p, &options, c->scores);
+    mark_dropped(p, &c->options, c->scores);
 #else
     (void)p;
 #pragma unroll
@@ -88,6 +176,9 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
         }
     }
     if (is_masked(range, at->tile)) mask_weights(work_of(pipe), c->scores, at->tile);
+#if DROPOUT_ALONE
+    drop_weights(c);
+#endif
 #endif
     __syncwarp(); /* all lanes have read the log-sum-exp */
     ptx_mbarrier_arrive_if(&state->q_empty[q_stage(at->count)], c->own.leader);
@@ -154,12 +245,18 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
         ptx_register_fence(c->scores, SCORES);
         ptx_wgmma_fence();
         issue_tile_scores(c, q_stage(count + 1));
+#if OPTIONS_EARLY
+        if (more) find_options(pipe, p, c, at);
+#endif
         ptx_wgmma_wait(1);
     } else ptx_wgmma_wait(0);
     ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->own.leader);
     if (LAST_APART && !more) return;
+#if BIAS_ALONE
+    if (more) transpose_bias(pipe, c);
+#endif
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
     if (more) weigh(pipe, p, c, at, range);
@@ -215,10 +312,16 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
         if (range.tiles > 0) {
             tile_cursor at = begin(w);
-            wait_for_k(&own, &p->a);
+            begin_keys(&own, &p->a);
             ptx_mbarrier_wait(&state->q_full[q_stage(at.count)], q_parity(at.count));
             ptx_wgmma_fence();
             issue_tile_scores(&c, q_stage(at.count));
+#if OPTIONS_EARLY
+            find_options(&own, &p->a, &c, &at);
+#endif
+#if BIAS_ALONE
+            transpose_bias(&own, &c);
+#endif
             ptx_wgmma_wait(0);
             ptx_register_fence(c.scores, SCORES);
             weigh(&own, &p->a, &c, &at, &range);

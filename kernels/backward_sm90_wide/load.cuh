@@ -60,7 +60,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     uint64_t *full = &state->dout_full[stage], *empty = &state->dout_empty[stage];
     char *to = pipe->buffers + DOUT_AT + stage * DOUT_BYTES;
     const int row = (int)t->start_q + at->tile * QUERIES, parity = dout_parity(at->count) ^ 1;
-    if (!OPTIONS && keeps_all(kept, QUERIES)) {
+    if (!HIDES && keeps_all(kept, QUERIES)) {
         load_kept_tile(&dout, to, row, full, empty, parity);
         return;
     }
@@ -86,13 +86,8 @@ FA_DEVICE void finish_peer_keys(const pipeline *pipe, const fa_attention_params 
 {
     const block_work *w = work_of(pipe);
     char *keys = pipe->buffers + PEER_K_AT;
-    if (!hides_keys(p) && !clears_keys(w)) return;
+    if (hides_keys(p) || !clears_keys(w)) return; /* the dQ warpgroup clears them */
     ptx_mbarrier_wait(&pipe->state->peer_k_loaded, keys_parity(w));
-#if HIDES
-#pragma unroll 1
-    for (int row = (int)threadIdx.x % 32; row < BLOCK_KEYS; row += 32)
-        if (hides_keys(p) && is_bad_row(keys, row, PEER_BLOCKS)) clear_row(keys, row, PEER_BLOCKS);
-#endif
     const kept_rows kept = keep_keys(w, PEER_BLOCK * BLOCK_KEYS);
     clear_rows(keys, BLOCK_KEYS, PEER_BLOCKS, &kept);
 }

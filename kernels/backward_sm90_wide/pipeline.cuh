@@ -62,7 +62,7 @@ typedef struct shared_state {
     uint64_t number_full[WORKS], number_empty[WORKS];
 #endif
 #if HIDES
-    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are cleared */
+    uint16_t bad_keys[KEYS / 16]; /* bits of keys that are not finite; their rows are cleared */
 #endif
 } shared_state;
 static_assert(STATIC_SMEM == 0 || sizeof(shared_state) <= STATIC_SMEM, "as the planner counts");
@@ -117,7 +117,7 @@ enum {
 FA_DEVICE void init_barriers(shared_state *state)
 {
 #if HIDES
-    for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
+    for (int i = 0; i < KEYS / 16; i++) state->bad_keys[i] = 0;
 #endif
     for (int warp = 0; warp < LOAD_WARPS; warp++) {
         state->load[warp].num_cleared = 0;

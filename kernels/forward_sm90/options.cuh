@@ -7,6 +7,7 @@
 #define FA_KERNELS_FORWARD_SM90_OPTIONS_CUH
 
 #include "forward_sm90/config.cuh"
+#include "common/at_least_x2.cuh"
 #include "common/score_fragments.cuh"
 #include "forward_sm90/cursor.cuh"
 #include "forward_sm90/pipeline.cuh"
@@ -253,12 +254,10 @@ FA_DEVICE void apply_score_options(const pipeline *pipe, const fa_attention_para
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
 /* A mask of the halves of x that are not smaller, unsigned, than those of threshold: fa_dropout_mask_x2 in fewer
- * instructions. A subtraction compares the lower 15 bits and leaves the result in the top bit; then the top bits are
- * compared. */
+ * instructions. */
 FA_DEVICE uint32_t mask_at_least_x2(uint32_t x, uint32_t threshold)
 {
-    const uint32_t sign = 0x80008000u, rest = (x | sign) - (threshold & ~sign);
-    return ptx_spread_signs((x & rest) | (~threshold & (x | rest)));
+    return ptx_spread_signs(fa_at_least_x2(x, threshold));
 }
 
 /* Clears the weights that dropout drops; the others are scaled with the outputs. 32 columns of a row use bits from

@@ -425,15 +425,28 @@ static void map_scores(const fa_problem *p, const fa_variant *v, fa_cuda_dbias d
         has_tile ? map_dbias(p, dbias, &own->maps[5]) : FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
 }
 
-/* The variant for a bias alone if TMA loads it, it has the type of q, and dbias is stored by TMA or made by another launch. */
+/* Whether threads of wide heads can load their elements of a bias: two keys at a time. */
+static bool has_pairs_of_keys(const fa_problem *p)
+{
+    const fa_view *bias = &p->bias;
+    bool has = bias->stride[3] == 1 && p->n_k % 2 == 0 && (uintptr_t)bias->data % 4 == 0 &&
+               !fa_cuda_has_own_lengths(p);
+    for (int axis = 0; axis < 3; axis++) has = has && bias->stride[axis] % 2 == 0;
+    return has;
+}
+
+/* The variant for a bias alone if it has the type of q, TMA loads it, or threads of wide heads, and dbias is stored by TMA or made by
+ * another launch. (At head dim 192 threads store it, too.) */
 static const fa_variant *find_bias_variant(const fa_problem *p, const fa_variant *by_rows,
                                            fa_cuda_dbias dbias,
                                            const fa_cuda_backward_sm90_launch *own)
 {
-    const bool stores =
-        dbias == FA_CUDA_DBIAS_ALONE || own->dbias_mapped != FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
-    if (by_rows->options != FA_SM90_BY_ROWS || p->mask.data || !own->bias_mapped ||
-        p->bias.dtype != p->q.dtype || !stores)
+    const bool wide = is_wide(by_rows);
+    const bool stores = dbias == FA_CUDA_DBIAS_ALONE ||
+                        own->dbias_mapped != FA_BACKWARD_SM90_DBIAS_BY_STRIDES ||
+                        (wide && by_rows->head_dim == 192);
+    if (find_options(p) != FA_SM90_BY_ROWS || p->mask.data || p->bias.dtype != p->q.dtype ||
+        !(wide ? has_pairs_of_keys(p) : own->bias_mapped) || !stores)
         return by_rows;
     for (int i = FA_FIRST_backward_sm90; i < FA_END_backward_sm90; i++) {
         const fa_variant *v = &fa_variants[i];

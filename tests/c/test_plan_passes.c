@@ -933,6 +933,53 @@ static void test_bias_alone(void)
     }
 }
 
+/* So it has at wide head dims if threads can load two keys at once; 256 has no registers for dbias. Dropout alone has one, too. */
+static void test_options_of_wide_heads(void)
+{
+    enum { N = 1024 };
+    static const struct {
+        int dim, bias, dropout, general;
+    } cases[] = {{192, FA_VARIANT_backward_sm90_wide_d192_bias_f16,
+                  FA_VARIANT_backward_sm90_wide_d192_dropout_f16,
+                  FA_VARIANT_backward_sm90_wide_general192_f16},
+                 {256, FA_VARIANT_backward_sm90_wide_d256_bias_f16,
+                  FA_VARIANT_backward_sm90_wide_d256_dropout_f16,
+                  FA_VARIANT_backward_sm90_wide_general256_f16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int dim = cases[i].dim;
+        const fa_view bias = {
+            .data = memory, .dtype = FA_FLOAT16, .stride = {8 * N * N, N * N, N, 1}};
+        const fa_problem plain = make_half(2, 8, N, dim);
+        fa_problem p = plain;
+        p.dropout_threshold = 1;
+        CHECK(bias_variant(&p) == cases[i].dropout, "d %d, dropout: variant %d", dim,
+              bias_variant(&p));
+        p.bias = bias;
+        CHECK(bias_variant(&p) == cases[i].general, "d %d, both: variant %d", dim,
+              bias_variant(&p));
+        p.dropout_threshold = 0;
+        CHECK(bias_variant(&p) == cases[i].bias, "d %d: variant %d", dim, bias_variant(&p));
+        p.bias.stride[2] = 0;
+        CHECK(bias_variant(&p) == cases[i].bias, "d %d, for keys: variant %d", dim,
+              bias_variant(&p));
+        p.bias.stride[2] = N + 1;
+        CHECK(bias_variant(&p) == cases[i].general, "d %d, odd rows: variant %d", dim,
+              bias_variant(&p));
+        p.bias = bias;
+        p.n_k = p.rows_k = N - 1;
+        CHECK(bias_variant(&p) == cases[i].general, "d %d, odd keys: variant %d", dim,
+              bias_variant(&p));
+        p.n_k = p.rows_k = N;
+        p.bias.dtype = FA_BFLOAT16;
+        CHECK(bias_variant(&p) == cases[i].general, "d %d, another type: variant %d", dim,
+              bias_variant(&p));
+        p.bias = p.dbias = bias;
+        p.dbias_shape[0] = 2, p.dbias_shape[1] = 8, p.dbias_shape[2] = p.dbias_shape[3] = N;
+        CHECK(bias_variant(&p) == (dim == 192 ? cases[i].bias : cases[i].general),
+              "d %d, with dbias: variant %d", dim, bias_variant(&p));
+    }
+}
+
 /* In short sequences without a mask, and with enough blocks, one order of sums is the default. */
 static void test_short_and_full(void)
 {
@@ -2046,6 +2093,7 @@ int main(void)
     test_workspace_with_dbias();
     test_dbias_of_heads();
     test_bias_alone();
+    test_options_of_wide_heads();
     test_short_and_full();
     test_clear_ahead();
     test_first_ahead();

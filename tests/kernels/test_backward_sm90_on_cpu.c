@@ -55,6 +55,11 @@ static const int64_t with_bias_alone[] = {121,   468,   2491,  3048,  4117,  568
                                           12848, 14199, 14438, 15265, 17469, 17514, 17735, 17763,
                                           17987, 18127, 18422, 19210, 19304, 19417, 19973};
 
+/* The same for wide heads, whose threads load the bias: with queries that see no key, more keys than a block has, and a bias for each
+ * key. */
+static const int64_t with_wide_bias[] = {157,  268,  2082, 2406, 2485, 2665, 3333,
+                                         3399, 3564, 3704, 5266, 5786, 6523, 8846};
+
 /* The same if blocks leave dS, on a device with one multiprocessor. An element of dbias has up to
  * eight shares. */
 static const int64_t with_left_ds[] = {262,  605,  2368,  3462,  7092,  9272,  14946, 19844,
@@ -650,6 +655,10 @@ static int run_listed(void)
         run_problems(with_dbias[i], with_dbias[i] + 1);
     for (size_t i = 0; i < sizeof with_bias_alone / sizeof *with_bias_alone; i++)
         run_problems(with_bias_alone[i], with_bias_alone[i] + 1);
+    least_dim = WIDE;
+    for (size_t i = 0; i < sizeof with_wide_bias / sizeof *with_wide_bias; i++)
+        run_problems(with_wide_bias[i], with_wide_bias[i] + 1);
+    least_dim = 0;
     alone = true;
     for (size_t i = 0; i < sizeof with_left_ds / sizeof *with_left_ds; i++)
         run_problems(with_left_ds[i], with_left_ds[i] + 1);
