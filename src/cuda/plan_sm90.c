@@ -196,6 +196,11 @@ static bool has_equal_queries(const fa_problem *p)
     return !p->cu_seqlens_q || (p->batch > 0 && p->max_q <= fa_divide(p->rows_q, p->batch));
 }
 
+bool fa_cuda_fits_pages(const fa_variant *v, const fa_problem *p)
+{
+    return !v->large_pages || (p->block_table && p->rows_k % v->keys == 0);
+}
+
 /* overlaps: work tiles may overlap whatever their queries. */
 static bool takes(const fa_variant *v, const fa_problem *p, int options, bool overlaps,
                   const fa_cuda_device *device)
@@ -204,7 +209,7 @@ static bool takes(const fa_variant *v, const fa_problem *p, int options, bool ov
     if (p->d > v->head_dim || p->d_v > v->value_dim * v->cluster) return false;
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
     if (!has_options(v, options)) return false;
-    if (v->short_rows && !has_short_rows(p)) return false;
+    if ((v->short_rows && !has_short_rows(p)) || !fa_cuda_fits_pages(v, p)) return false;
     if (v->overlapped && !overlaps && !has_equal_queries(p)) return false;
     return !v->few_queries || wants_fewer_queries(p, v, next_variant(v), device);
 }

@@ -41,12 +41,11 @@ static const paces many_queries = {.plain = {2.0e-6, 1.5e-6, {550e12, 650e12, 65
                                    .whole = {2.0e-6, 1.5e-6, {550e12, 650e12, 650e12}},
                                    .sections = {9.5e-6, 4.5e-6, {500e12, 600e12, 600e12}}};
 
-/* If lengths are on the device. Keys in a cache: fitted to 326 random batches over pages (H200, 1 to 64 sequences, a third of them
- * decodes beside prompts, head dims 64, 128 and 256): with these numbers the choice between sections, whole query tiles that heads
- * share and forward_sm90 takes 1.013 times as long as the fastest of the three in the geometric mean. Packed rows without a cache:
- * sections by 71 batches of 1 to 259 sequences. */
+/* If lengths are on the device: fitted to 326 random batches over pages (H200, 1 to 64 sequences, a third of them decodes beside
+ * prompts, head dims 64, 128 and 256) and to 849 of packed prompts (to 120 sequences, head dims 64 to 256). With these numbers the
+ * choice between sections, whole query tiles that heads share and forward_sm90 takes 1.013 and 1.005 times as long as the fastest
+ * of the three in the geometric mean. */
 static const pace lengths_pace = {8e-6, 1.5e-6, {550e12, 650e12, 650e12}};
-static const pace packed_pace = {12e-6, 2e-6, {550e12, 650e12, 650e12}};
 
 /* Of a launch whose blocks take whole query tiles from a counter: of forward_sm90, and of forward_sm90_split; and how much of the
  * longest tile is left for some blocks at the end. */
@@ -65,6 +64,8 @@ static const double average_share = 0.5;
 enum {
     NARROW = 64,
     MIDDLE = 128, /* the largest head dims of the first two rates */
+    PLAIN =
+        80, /* forward_sm90 has a variant for this head dim, forward_sm90_split the next one for 96 */
     MOST_FITTED_QUERIES = 256,
     LEAST_KEYS = 512, /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
@@ -120,7 +121,8 @@ static const fa_variant *find_variant(const fa_problem *p)
 {
     for (int i = FA_FIRST_forward_sm90_split; i < FA_END_forward_sm90_split; i++) {
         const fa_variant *v = &fa_variants[i];
-        if (v->element == (fa_element)p->q.dtype && p->d <= v->head_dim && p->d_v <= v->value_dim)
+        if (v->element == (fa_element)p->q.dtype && p->d <= v->head_dim && p->d_v <= v->value_dim &&
+            fa_cuda_fits_pages(v, p))
             return v;
     }
     return NULL;
@@ -449,7 +451,6 @@ static shape share_most_tiles(const fa_problem *p, const shape *alone)
 
 static const pace *find_sections_pace(const fa_problem *p)
 {
-    if (is_without_cache(p)) return &packed_pace;
     return fa_cuda_has_own_lengths(p) ? &lengths_pace : &paces_of(p)->sections;
 }
 
@@ -503,21 +504,18 @@ static double count_section_bytes(const shape *s, int64_t sections)
            (double)sections * (double)sizeof(fa_sm90_cut);
 }
 
-/* The time of a key tile, relative to that without split keys: blocks read the keys of a head at different times, and the L2
- * cache limits them. Under a causal mask they do so anyway where keys are not in a cache. */
-static double slowness_of_sections(const fa_problem *p)
-{
-    return fa_cuda_has_own_lengths(p) && !(p->causal && is_without_cache(p)) ? 1.1 : 1.0;
-}
+/* The time of a key tile, relative to that without split keys, if lengths are on the device: blocks read the keys of a head at
+ * different times, and the L2 cache limits them. */
+static const double slowness_of_sections = 1.1;
 
 /* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
 static double sections_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
-    const double tiles = (double)w->tiles / (double)blocks,
-                 each = w->average * s->tile_seconds * slowness_of_sections(p);
-    const double rounds = tiles * (each + s->pace->round), merging = merging_seconds(s, blocks);
-    if (fa_cuda_has_own_lengths(p)) return s->pace->launch + rounds + merging;
-    return all_seconds(s, rounds) + merging;
+    const double tiles = (double)w->tiles / (double)blocks, merging = merging_seconds(s, blocks);
+    const double each = w->average * s->tile_seconds;
+    if (fa_cuda_has_own_lengths(p))
+        return s->pace->launch + tiles * (slowness_of_sections * each + s->pace->round) + merging;
+    return all_seconds(s, tiles * (each + s->pace->round)) + merging;
 }
 
 /* How long the line can be: packed queries have rows of no sequence before and behind all others. */
@@ -635,7 +633,9 @@ static fa_cuda_split_form choose_form(const fa_problem *p, const fa_variant *v,
 static bool is_faster_with_lengths(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     fa_cuda_split_form form;
-    const shape alone = find_longest_alone(p, v, find_sections_pace(p));
+    shape alone = find_longest_alone(p, v, find_sections_pace(p));
+    if (p->d > NARROW && p->d <= PLAIN && p->d_v <= PLAIN)
+        alone.tile_seconds *= (double)PLAIN / v->head_dim;
     const work each = find_work(p, &alone);
     return taken_seconds(p, &alone, &each, plain_launch, blocks) >
            (p->causal ? least_gain : least_gain_for_many) *
