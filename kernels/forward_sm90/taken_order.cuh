@@ -32,9 +32,8 @@ FA_DEVICE void load_taken_lanes(const fa_attention_params *p, const fa_sm90_para
     find_rows_and_keys(p, max(sequence, 0), &of);
     const int tiles = sequence < 0 ? 0 : count_query_tiles(s, of.room_q);
     order->begin = 0;
-#pragma unroll 4
-    for (int apart = 1; apart < 32; apart++) {
-        const int other = (lane + apart) & 31, keys = __shfl_sync(0xffffffff, of.n_k, other),
+    for (int other = 0; other < min(order->sequences, 32); other++) {
+        const int keys = __shfl_sync(0xffffffff, of.n_k, other),
                   more = __shfl_sync(0xffffffff, tiles, other);
         if (keys > of.n_k || (keys == of.n_k && other < lane))
             order->begin = add_lengths(order->begin, more);

@@ -481,8 +481,8 @@ int main(int argc, char **argv)
         "query tiles of 1, 2, 3, 4, 5 and 8 heads: %d, %d, %d, %d, %d and %d; %d lengths that the "
         "host knows; %d with whole query tiles, %d with lengths on the device",
         groups[1], groups[2], groups[3], groups[4], groups[5], groups[8], uniform, whole, taken);
-    CHECK(argc > 1 || (cuts[2] && cuts[3] && cuts[4]), "sections shared %d, %d and %d query tiles",
-          cuts[2], cuts[3], cuts[4]);
+    CHECK(argc > 1 || (cuts[2] && cuts[3] + cuts[4] > 0),
+          "sections shared %d, %d and %d query tiles", cuts[2], cuts[3], cuts[4]);
     int more_parts = 0;
     for (int i = 3; i <= FA_SM90_PARTS; i++) more_parts += with_parts[i];
     CHECK(argc > 1 || (with_parts[2] && more_parts), "%d problems had two parts, %d more",
