@@ -829,7 +829,9 @@ bool fa_cuda_plan_split_form(const fa_problem *p, fa_cuda_split_form form,
     if (!add_launch(p, whole, device, plan, why, size)) return false;
     if (whole) {
         set_whole_tiles(p, device, &plan->launches[0]);
-        return true;
+        if (plan->launches[0].tasks < FA_SM90_LINE) return true;
+        fa_cuda_say(why, size, "there are %" PRId64 " work tiles", plan->launches[0].tasks);
+        return false;
     }
     const fa_variant *v = &fa_variants[plan->launches[0].variant];
     if (sections && refuse_line(p, v, why, size)) return false;
