@@ -147,6 +147,9 @@ VARIANT_16BIT(forward_sm90_split_d128, .file = "forward_sm90/forward_sm90", .ker
 VARIANT_16BIT(forward_sm90_split_d192, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 96, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d256_pages, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1, .large_pages = 1)
 VARIANT_16BIT(forward_sm90_split_d256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1)

@@ -116,7 +116,7 @@ static_assert(OPTIONS == 0, "merge.cu knows no options");
 
 /* Whether the kernel has the dynamic schedule. Recomputing rows needs to know the block's tasks, so such kernels do not
  * have it. */
-#define DYNAMIC (!SPLIT && !HIDES_VALUES && FA_SM90_HAS_DYNAMIC(CONSUMERS, HEAD_DIM))
+#define DYNAMIC (!HIDES_VALUES && FA_SM90_HAS_DYNAMIC(CONSUMERS, HEAD_DIM))
 
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED (!SPLIT)

@@ -96,10 +96,25 @@ FA_DEVICE void skip_first_tile(const pipeline *pipe, consumer_state *c)
     release_values(pipe, c, count, true);
 }
 
+/* The base with which a row begins. All scores of rows that are left over are 0. With this base their weights add up to as much
+ * as a flat row's; weights of MAX_WEIGHT would look like a score that has grown, in each work tile. */
+FA_DEVICE float find_first_base(const work_tile *w, int own)
+{
+#if SPLIT
+    const float of_flat_rows = 3.0f - HEADROOM;
+    if (own >= queries_of_consumer(w) * fa_sm90_box_heads(w->box)) return of_flat_rows;
+#else
+    (void)w, (void)own;
+#endif
+    return NO_KEY_SEEN;
+}
+
 FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
 {
-    c->limits = find_limits(this_work_tile(pipe, c), c->number);
-    c->rows.base[0] = c->rows.base[1] = NO_KEY_SEEN;
+    const work_tile *w = this_work_tile(pipe, c);
+    c->limits = find_limits(w, c->number);
+#pragma unroll
+    for (int r = 0; r < 2; r++) c->rows.base[r] = find_first_base(w, row_of(0, r));
     c->rows.sum[0] = c->rows.sum[1] = 0;
     c->tracked = 0;
 }

@@ -139,7 +139,7 @@ typedef struct fa_sm90_params {
     int32_t bias_mapped; /* 0: it is read by its strides, or there is none */
     /* With causal pairs: how many of the last heads are no part of them, but have the balanced schedule, or the
      * alternating one (balance.cuh); at most one of the two is not 0. In the dynamic schedule: of how many of the last heads
-     * the longest work tiles are taken first. */
+     * the longest work tiles are taken first; if lengths are on the device, how many heads take turns (taken_order.cuh). */
     int32_t balanced_heads, alternating_heads;
     /* With single work tiles: the counter of the dynamic schedule; below 0: the schedule is static. */
     int32_t counter;

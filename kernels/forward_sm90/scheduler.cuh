@@ -21,6 +21,9 @@
 #if BALANCED
 #include "forward_sm90/balance.cuh"
 #endif
+#if DYNAMIC
+#include "forward_sm90/taken_order.cuh"
+#endif
 #if SPLIT
 #include "forward_sm90/sections.cuh"
 #endif
@@ -164,16 +167,25 @@ FA_DEVICE void wait_for_other_grids(void)
  * work some end a third later than others. So the first task of a block is given by its number, and it takes each
  * later task from a counter, shortly before it needs it. The counter is 0 before a launch and after it: atomicInc
  * wraps at the number of tasks, and each block that has a task takes one number too many, so there are as many
- * increments as tasks. */
+ * increments as tasks. Beside another launch, blocks also take their first task: many of them start when the others have ended,
+ * and there may be none left. */
 static __device__ uint32_t task_counters[FA_SM90_COUNTERS];
 
-FA_DEVICE int64_t take_task(const fa_sm90_params *s)
+/* before: the task that the block took before. Without a counter, a block's tasks are given by its number. */
+FA_DEVICE int64_t take_task(const fa_sm90_params *s, int64_t before, int64_t tasks)
 {
     uint32_t taken = 0;
+    const uint32_t by_number = BESIDE ? 0 : gridDim.x, too_many = BESIDE ? gridDim.x : 0;
+    if (s->counter < 0) return before + gridDim.x;
     wait_for_other_grids(); /* they may use the same counter */
     if (threadIdx.x % 32 == 0)
-        taken = atomicInc(&task_counters[s->counter], (uint32_t)s->tasks - 1);
-    return (int64_t)gridDim.x + warp_uniform((int)taken);
+        taken = atomicInc(&task_counters[s->counter], (uint32_t)tasks + too_many - 1);
+    return (int64_t)by_number + warp_uniform((int)taken);
+}
+
+FA_DEVICE int64_t take_first_task(const fa_sm90_params *s, int64_t tasks)
+{
+    return BESIDE && s->counter >= 0 ? take_task(s, 0, tasks) : blockIdx.x;
 }
 
 /* The n-th task that is taken: one head after the other, because its work tiles read the same keys; but those of the last
@@ -193,9 +205,14 @@ FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params 
                                 const fa_sm90_params *s)
 {
     work_tile w;
+    taken_order order;
     int number = 0;
-    for (int64_t task = blockIdx.x; task < s->tasks; task = take_task(s)) {
-        if (!describe_work_tile(p, s, find_taken_task(p, s, task), &w)) continue;
+    const bool known = !SPLIT && s->uniform;
+    const int64_t tasks = known ? s->tasks : begin_taken_order(p, s, &order);
+    for (int64_t task = take_first_task(s, tasks); task < tasks; task = take_task(s, task, tasks)) {
+        const bool found = known ? describe_work_tile(p, s, find_taken_task(p, s, task), &w)
+                                 : describe_taken_tile(p, s, &order, (int)task, &w);
+        if (!found) continue;
         wait_for_empty_entries(pipe, number, 1);
         if (threadIdx.x % 32 == 0) publish_work_tile(pipe, number, &w);
         number++;
@@ -289,15 +306,28 @@ FA_DEVICE bool reads_memory(const fa_attention_params *p)
     return fa_reads_lengths(p) || p->alibi_slopes || p->q_descale || p->k_descale;
 }
 
+/* Whether blocks take tasks as they need them. Without sections, work tiles of lengths on the device have no other schedule. */
+FA_DEVICE bool is_dynamic(const fa_sm90_params *s)
+{
+#if SPLIT
+    return s->split.parts == 0 && !s->uniform;
+#else
+    return DYNAMIC && s->counter >= 0;
+#endif
+}
+
 /* The first work tiles are described while the grid in front ends. */
 FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
     /* A balanced schedule is waited for at a barrier. */
-    const bool early = DESCRIBES_FIRST && s->counter < 0 && s->balanced_heads == 0;
+    const bool early = DESCRIBES_FIRST && !is_dynamic(s) && s->balanced_heads == 0;
+#if DYNAMIC
+    if (is_dynamic(s) && !s->uniform) prefetch_lengths(p);
+#endif
     if (reads_memory(p)) wait_for_other_grids();
     if (DESCRIBES_FIRST && !early) __syncthreads();
 #if DYNAMIC
-    if (s->counter >= 0) {
+    if (is_dynamic(s)) {
         schedule_dynamic(pipe, p, s);
         return;
     }

@@ -8,17 +8,15 @@
 
 #include "forward_sm90/config.cuh"
 #include "common/device.cuh"
-#include "common/sequence.cuh"
+#include "forward_sm90/lengths.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
-#include "ptx/grid.cuh"
 
 #if SPLIT
 
-/* What all work tiles of a sequence have in common: its rows and keys, as in fa_tile; and its line. In 32 bits, because a
- * block's first load waits for it. */
+/* A sequence, and its line. In 32 bits, because a block's first load waits for it. */
 typedef struct line_sequence {
-    int batch, start_q, room_q, n_q, start_k, n_k, diagonal;
+    sequence_lengths lengths;
     fa_sm90_reach reach;
     fa_sm90_line line;
 } line_sequence;
@@ -44,60 +42,6 @@ typedef struct section {
     line_sequence of;
 } section;
 
-/* Sequences of the line: packed ones as in fa_packed_start, because rows of no sequence get zeros. */
-FA_DEVICE int count_sequences(const fa_attention_params *p)
-{
-    return (int)p->batch + (p->cu_seqlens_q ? 2 : 0);
-}
-
-/* What memory says about a sequence. All of it is loaded before any of it is used, because a load takes long. */
-typedef struct loaded_lengths {
-    int before, behind, n_q; /* where the sequence's queries begin and end; how many there are */
-    int first_k, end_k, n_k; /* the same of keys */
-} loaded_lengths;
-
-/* is_one: whether the number is that of a sequence, and not of the rows before or behind all of them. */
-FA_DEVICE loaded_lengths load_lengths(const fa_attention_params *p, int sequence, bool is_one,
-                                      int batch)
-{
-    loaded_lengths x = {0, INT32_MAX, INT32_MAX, 0, INT32_MAX, INT32_MAX};
-    if (p->cu_seqlens_q && sequence > 0) x.before = p->cu_seqlens_q[sequence - 1];
-    if (p->cu_seqlens_q && sequence <= (int)p->batch) x.behind = p->cu_seqlens_q[sequence];
-    if (p->seqlens_q && is_one) x.n_q = p->seqlens_q[batch];
-    if (p->cu_seqlens_k) x.first_k = p->cu_seqlens_k[batch], x.end_k = p->cu_seqlens_k[batch + 1];
-    if (p->seqlens_k) x.n_k = p->seqlens_k[batch];
-    return x;
-}
-
-/* The lengths of the first sequences, while the grid in front ends. */
-FA_DEVICE void prefetch_lengths(const fa_attention_params *p)
-{
-    const int sequence = min((int)threadIdx.x % 32, (int)p->batch - 1);
-    if (p->cu_seqlens_q) ptx_prefetch(p->cu_seqlens_q + sequence);
-    if (p->seqlens_q) ptx_prefetch(p->seqlens_q + sequence);
-    if (p->cu_seqlens_k) ptx_prefetch(p->cu_seqlens_k + sequence);
-    if (p->seqlens_k) ptx_prefetch(p->seqlens_k + sequence);
-}
-
-/* As fa_locate_packed, fa_locate_padded and fa_locate_keys do. */
-FA_DEVICE void find_rows_and_keys(const fa_attention_params *p, int sequence, line_sequence *of)
-{
-    const int rows = (int)p->rows_q;
-    const bool packed = p->cu_seqlens_q,
-               is_one = !packed || (sequence > 0 && sequence <= (int)p->batch);
-    of->batch = !packed ? sequence : is_one ? sequence - 1 : 0;
-    const loaded_lengths x = load_lengths(p, sequence, is_one, of->batch);
-    of->start_q = packed ? clamp(x.before, rows) : 0;
-    of->room_q = max(0, clamp(x.behind, rows) - of->start_q);
-    if (packed && is_one && of->room_q < p->fewest_queries) of->room_q = 0;
-    of->n_q = is_one ? clamp(x.n_q, of->room_q) : 0;
-    of->start_k = max(0, x.first_k);
-    of->n_k = (int)p->max_k;
-    if (p->cu_seqlens_k) of->n_k = max(0, clamp(x.end_k, (int)p->rows_k) - of->start_k);
-    of->n_k = clamp(x.n_k, of->n_k);
-    if (of->n_q == 0) of->n_k = of->start_k = 0;
-}
-
 /* A bound by position, if there is one, of a sequence whose diagonal the host does not know. */
 FA_DEVICE int shift_bound(int bound, int diagonal)
 {
@@ -108,35 +52,28 @@ FA_DEVICE int shift_bound(int bound, int diagonal)
 /* With a window, the last key is what counts: the first one is only known to be near. */
 FA_DEVICE void find_line(const fa_attention_params *p, const fa_sm90_params *s, line_sequence *of)
 {
-    of->diagonal = p->diagonal_given ? saturate(p->diagonal) : of->n_k - of->n_q;
-    const int unknown = p->diagonal_given ? 0 : of->diagonal;
+    const sequence_lengths *own = &of->lengths;
+    const int unknown = p->diagonal_given ? 0 : own->n_k - own->n_q;
     of->reach.lo = shift_bound(s->reach.lo, unknown);
     of->reach.hi = shift_bound(s->reach.hi, unknown);
-    of->line.tiles = (int)fa_divide_by(of->room_q + s->split.group.tile_queries - 1,
-                                       s->split.group.by_tile_queries);
+    of->line.tiles = count_query_tiles(s, own->room_q);
     of->line.reach = of->reach.hi >= UNBOUNDED ? UNBOUNDED : of->reach.hi - 1;
-    of->line.keys = of->n_k;
+    of->line.keys = own->n_k;
     if (s->reach.lo > -UNBOUNDED && s->reach.hi < UNBOUNDED)
-        of->line.keys = (int)fa_min64(of->n_k, (int64_t)s->reach.hi - s->reach.lo + QUERIES +
-                                                   FA_SM90_KEY_ALIGNMENT);
+        of->line.keys = (int)fa_min64(own->n_k, (int64_t)s->reach.hi - s->reach.lo + QUERIES +
+                                                    FA_SM90_KEY_ALIGNMENT);
 }
 
 FA_DEVICE void find_sequence(const fa_attention_params *p, const fa_sm90_params *s, int sequence,
                              line_sequence *of)
 {
-    find_rows_and_keys(p, sequence, of);
+    find_rows_and_keys(p, sequence, &of->lengths);
     find_line(p, s, of);
 }
 
 FA_DEVICE int length_of_tiles(const fa_sm90_params *s, const fa_sm90_line *line, int tiles)
 {
     return fa_sm90_length_of_tiles(line, &s->split.group, s->split.tile_cost, tiles);
-}
-
-/* Two lengths of the line together; FA_SM90_LINE if it is too long, which it only is if lengths are wrong. */
-FA_DEVICE int add_lengths(int x, int y)
-{
-    return (int)min((uint32_t)x + (uint32_t)y, (uint32_t)FA_SM90_LINE);
 }
 
 /* Each lane has a sequence from `first` on. */
@@ -149,12 +86,7 @@ FA_DEVICE void load_lines(const fa_attention_params *p, const fa_sm90_params *s,
     find_sequence(p, s, min(first + lane, count - 1), &lines->own);
     if (first + lane >= count) lines->own.line.tiles = lines->own.line.keys = 0;
     lines->of_head = length_of_tiles(s, &lines->own.line, lines->own.line.tiles);
-    lines->end = lines->of_head * s->split.line_heads;
-#pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) {
-        const int before = __shfl_sync(0xffffffff, lines->end, (lane - apart) & 31);
-        if (lane >= apart) lines->end = add_lengths(lines->end, before);
-    }
+    lines->end = add_lanes_in_front(lines->of_head * s->split.line_heads);
 }
 
 FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_params *s,
@@ -177,13 +109,12 @@ FA_DEVICE line_cut find_sections(const fa_attention_params *p, const fa_sm90_par
 /* A lane's sequence for all lanes. */
 FA_DEVICE void take_sequence(const line_sequence *own, int lane, line_sequence *of)
 {
-    of->batch = __shfl_sync(0xffffffff, own->batch, lane);
-    of->start_q = __shfl_sync(0xffffffff, own->start_q, lane);
-    of->room_q = __shfl_sync(0xffffffff, own->room_q, lane);
-    of->n_q = __shfl_sync(0xffffffff, own->n_q, lane);
-    of->start_k = __shfl_sync(0xffffffff, own->start_k, lane);
-    of->n_k = __shfl_sync(0xffffffff, own->n_k, lane);
-    of->diagonal = __shfl_sync(0xffffffff, own->diagonal, lane);
+    of->lengths.batch = __shfl_sync(0xffffffff, own->lengths.batch, lane);
+    of->lengths.start_q = __shfl_sync(0xffffffff, own->lengths.start_q, lane);
+    of->lengths.room_q = __shfl_sync(0xffffffff, own->lengths.room_q, lane);
+    of->lengths.n_q = __shfl_sync(0xffffffff, own->lengths.n_q, lane);
+    of->lengths.start_k = __shfl_sync(0xffffffff, own->lengths.start_k, lane);
+    of->lengths.n_k = __shfl_sync(0xffffffff, own->lengths.n_k, lane);
     of->reach.lo = __shfl_sync(0xffffffff, own->reach.lo, lane);
     of->reach.hi = __shfl_sync(0xffffffff, own->reach.hi, lane);
     of->line.tiles = __shfl_sync(0xffffffff, own->line.tiles, lane);
@@ -267,26 +198,6 @@ FA_DEVICE void next_tile_of_line(const fa_attention_params *p, const fa_sm90_par
     } while (at->of.line.tiles == 0);
 }
 
-FA_DEVICE fa_tile make_tile(const fa_attention_params *p, const fa_sm90_params *s,
-                            const section *at)
-{
-    const line_sequence *of = &at->of;
-    fa_tile t;
-    t.batch = of->batch;
-    t.head = (at->head * s->split.in_step + at->in_step) * s->split.group.heads;
-    t.head_kv = fa_divide_by((uint32_t)t.head, s->by_group);
-    t.first = at->tile * s->split.group.tile_queries;
-    t.block_q = p->cu_seqlens_q ? 0 : of->batch;
-    t.start_q = of->start_q;
-    t.n_q = of->n_q;
-    t.room_q = of->room_q;
-    t.block_k = p->cu_seqlens_k ? 0 : of->batch;
-    t.start_k = of->start_k;
-    t.n_k = of->n_k;
-    t.diagonal = of->diagonal;
-    return t;
-}
-
 /* What the section has of the query tile at which it is: key tiles [from, to) of key_tiles; and how much of the line that is. */
 typedef struct section_part {
     int keys, key_tiles, from, to, length;
@@ -335,9 +246,10 @@ FA_DEVICE void find_keys_of_part(const fa_attention_params *p, const fa_sm90_par
                                  const section *at, const section_part *part, work_tile *w)
 {
     const fa_tile *t = &w->query_tile;
-    w->query_tile = make_tile(p, s, at);
+    w->query_tile =
+        make_tile(p, s, &at->of.lengths, at->head * s->split.in_step + at->in_step, at->tile);
     w->box = s->split.group.box;
-    w->rows = rows_of(w, at->of.room_q - (int)t->first);
+    w->rows = rows_of(w, (int)(t->room_q - t->first));
     find_key_tiles(at->of.reach, w);
     if (is_cut(part)) take_part(part->from, part->to < part->key_tiles ? part->to : INT32_MAX, w);
 }

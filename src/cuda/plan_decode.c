@@ -958,11 +958,26 @@ static bool has_no_need_of_parts(const fa_problem *p, const fa_cuda_device *devi
     return true;
 }
 
+/* Whether a packed sequence may have so many queries that these kernels would read its keys again and again, and forward_sm90_split
+ * takes the batch. */
+static bool may_read_keys_often(const fa_problem *p, const fa_cuda_device *device)
+{
+    enum { MOST_READS = 16 };
+    const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
+    fa_cuda_plan other;
+    if (p->pass != FA_PASS_FORWARD || !p->cu_seqlens_q ||
+        p->max_q <= MOST_READS * fa_cuda_most_few(p) || !fa_cuda_is_tried(split, device))
+        return false;
+    fa_cuda_plan_begin(device, split, &other);
+    return split->plan(p, device, &other, NULL, 0);
+}
+
 /* fa_forward gives no reason if these kernels refuse many queries: that is plain. */
 bool fa_cuda_is_decode_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
                               size_t size)
 {
     if (p->pass == FA_PASS_FORWARD && refuse_queries(p, MOST_FORWARD_ROWS, NULL, 0)) return true;
+    if (may_read_keys_often(p, device)) return true;
     return has_no_need_of_parts(p, device, why, size);
 }
 
@@ -971,7 +986,7 @@ bool fa_cuda_is_decode_sm90_slower(const fa_problem *p, const fa_cuda_device *de
 {
     const int64_t most = fa_cuda_most_decode_sm90_rows(p, device);
     if (p->pass == FA_PASS_FORWARD && refuse_queries(p, most, NULL, 0)) return true;
-    if (is_slower_with_many_rows(p, device)) return true;
+    if (is_slower_with_many_rows(p, device) || may_read_keys_often(p, device)) return true;
     const bool is_long = p->n_k >= LONG_BYTES / (2 * (p->d + p->d_v));
     return !is_long && has_no_need_of_parts(p, device, why, size);
 }

@@ -24,6 +24,14 @@
 #include "cuda/plan_sm90.h"
 #include "cuda/plan_split_sm90.h"
 
+/*
+ * One of this many multiprocessors has a block of decode_sm90. Its three groups of warps read some 62 GB/s
+ * together, so half of an H200's multiprocessors read nearly at the full rate of memory. With fewer
+ * blocks, the few queries cost about the same (multiprocessors times time), but they end last if the
+ * sequences of many queries have little work.
+ */
+enum { SHARE_OF_DEVICE = 2 };
+
 /* The kernels for many queries, fastest first. */
 static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_sm90, &fa_cuda_forward_sm80,
                                                  &fa_cuda_forward_simt};
@@ -46,18 +54,32 @@ static bool is_uniform(const fa_problem *p, const fa_cuda_device *device, char *
            has_none_of_few(p, few);
 }
 
-/* Whether there are so few work tiles that all multiprocessors are busy only with split keys. These take sequences of
- * few queries as well, and read their keys once for each query head, or once for those that share query tiles. The others
- * are as few as there can be. */
+/*
+ * Whether decode_sm90 beside forward_sm90 reads the keys of many sequences of few queries faster than one launch for all of them,
+ * in which heads share query tiles or keys are split. It only does if it has several pieces of work for each of its groups of warps
+ * (three a block), which differ in length; and if most sequences seem to have few queries. (H200, page 64, us, both at the same
+ * time, one launch, FlashAttention-3: 60 decodes at 8k and 4 prompts of 2k, 32 heads of 8, 606, 724, 738; 256 decodes at 1k and
+ * these prompts 462, 503, 574; 8 heads of 1, 136, 108, 120; 45 sequences, most of one query, 64 heads of 32, 85, 105, 104; but 19
+ * decodes and 3 prompts, 16 heads, 330, 239, 275; 16 and 10 of 10, 119, 104, 113.)
+ */
+static bool has_many_of_few(const fa_problem *p, const fa_cuda_device *device)
+{
+    enum { GROUPS_OF_BLOCK = 3, MUCH_LONGER = 8 };
+    const int64_t groups = GROUPS_OF_BLOCK * (int64_t)device->multiprocessors / SHARE_OF_DEVICE;
+    return 2 * p->batch * p->heads_kv >= 5 * groups &&
+           MUCH_LONGER * fa_cuda_count_tiles(p->rows_q, p->batch) <= p->max_q;
+}
+
+/* Whether a single launch of forward_sm90_split is faster for all sequences. */
 static bool is_slower_than_split(const fa_problem *p, const fa_cuda_device *device)
 {
-    const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
+    const fa_cuda_family *const split = &fa_cuda_forward_split_sm90,
+                                *const beside = &fa_cuda_forward_mixed_beside;
     fa_cuda_plan other;
-    fa_problem many = *p;
     if (!fa_cuda_is_tried(split, device) || p->pass != FA_PASS_FORWARD || p->batch == 0)
         return false;
-    many.batch = fa_cuda_count_tiles(p->rows_q, p->max_q);
-    if (!fa_cuda_is_split_faster(p, &many, device)) return false;
+    fa_cuda_plan_begin(device, beside, &other);
+    if (has_many_of_few(p, device) && beside->plan(p, device, &other, NULL, 0)) return false;
     fa_cuda_plan_begin(device, split, &other);
     return split->plan(p, device, &other, NULL, 0);
 }
@@ -112,14 +134,6 @@ const fa_cuda_family fa_cuda_forward_mixed = {
 };
 
 /* ---- Both at the same time ------------------------------------------------------------------- */
-
-/*
- * One of this many multiprocessors has a block of decode_sm90. Its three groups of warps read some 62 GB/s
- * together, so half of an H200's multiprocessors read nearly at the full rate of memory. With fewer
- * blocks, the few queries cost about the same (multiprocessors times time), but they end last if the
- * sequences of many queries have little work.
- */
-enum { SHARE_OF_DEVICE = 2 };
 
 static bool plan_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size)

@@ -188,7 +188,7 @@ static bool has_options(const fa_variant *v, int options)
     return v->options == options || (several && options && !(options & ~v->options));
 }
 
-/* Whether all sequences have equally many queries. Work tiles of few queries beside others are slower if they overlap (H200, us,
+/* Whether all sequences have equally many queries. Parts of work tiles of few queries beside others are slower if they overlap (H200, us,
  * one after the other and overlapped: a chunk of 512 and 15 decodes at 8k, 16 heads of 4, 123, 129, 32 of 8 224, 233; four
  * sequences of 19 queries at 25k, 32 of 4, 113, 97; 64 of 16 at 4k, 32 of 8, 274, 264; full, n 150, 32 of 8, 104, 97). */
 static bool has_equal_queries(const fa_problem *p)
@@ -196,23 +196,29 @@ static bool has_equal_queries(const fa_problem *p)
     return !p->cu_seqlens_q || (p->batch > 0 && p->max_q <= fa_divide(p->rows_q, p->batch));
 }
 
-static bool takes(const fa_variant *v, const fa_problem *p, int options,
+bool fa_cuda_fits_pages(const fa_variant *v, const fa_problem *p)
+{
+    return !v->large_pages || (p->block_table && p->rows_k % v->keys == 0);
+}
+
+/* overlaps: work tiles may overlap whatever their queries. */
+static bool takes(const fa_variant *v, const fa_problem *p, int options, bool overlaps,
                   const fa_cuda_device *device)
 {
     if (!is_float32(v) && v->element != (fa_element)p->q.dtype) return false;
     if (p->d > v->head_dim || p->d_v > v->value_dim * v->cluster) return false;
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
     if (!has_options(v, options)) return false;
-    if (v->short_rows && !has_short_rows(p)) return false;
-    if (v->overlapped && !has_equal_queries(p)) return false;
+    if ((v->short_rows && !has_short_rows(p)) || !fa_cuda_fits_pages(v, p)) return false;
+    if (v->overlapped && !overlaps && !has_equal_queries(p)) return false;
     return !v->few_queries || wants_fewer_queries(p, v, next_variant(v), device);
 }
 
 static const fa_variant *find_variant(const fa_problem *p, int first, int end, int options,
-                                      const fa_cuda_device *device)
+                                      bool overlaps, const fa_cuda_device *device)
 {
     for (int i = first; i < end; i++)
-        if (takes(&fa_variants[i], p, options, device)) return &fa_variants[i];
+        if (takes(&fa_variants[i], p, options, overlaps, device)) return &fa_variants[i];
     return NULL;
 }
 
@@ -321,15 +327,15 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
     return !options && p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid;
 }
 
-/* The number of heads whose longest work tiles are taken first: all of them if lengths are on the device, because many work tiles
- * are short, and at the end of a head few are long (H200, us, the last 264 work tiles and all: 4 sequences of 135 to 2,129 rows,
- * 64/32 heads 203, 189; one of 4,016, 48/16 heads of 80, 260, 240; 17 of up to 8k, 16 heads 1,012, 965). Not beside decode, which
- * reads other keys (60 decodes at 8k and 4 chunks of 2,048 1,716, 1,931). */
-static int64_t count_heads_by_length(const fa_problem *p, const fa_cuda_plan_launch *l,
-                                     int64_t takers)
+/* How many heads take turns in the dynamic schedule, if lengths are on the device. Under a causal mask all of them, so that
+ * the longest work tiles of a sequence come first: at the end of a head few are long (H200, us, in the last 264 work tiles and in
+ * all: 4 sequences of 135 to 2,129 rows, 64/32 heads 203, 189; one of 4,016, 48/16 heads of 80, 260, 240; 17 of up to 8k, 16
+ * heads 1,012, 965). Others, and those beside decode, which reads other keys (60 decodes at 8k and 4 chunks of 2,048 1,716,
+ * 1,931): those that read the same keys. */
+static int64_t count_heads_in_step(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const bool beside = fa_variants[l->variant].beside;
-    return count_last_heads(l, fa_cuda_has_own_lengths(p) && !beside ? l->tasks : 2 * takers);
+    if (p->causal && !fa_variants[l->variant].beside) return p->heads_q;
+    return p->heads_kv < 1 ? 1 : p->heads_q / p->heads_kv;
 }
 
 /* ---- The launch ------------------------------------------------------------------------------ */
@@ -344,9 +350,11 @@ void fa_cuda_set_sm90_order(const fa_problem *p, const fa_cuda_plan_launch *l,
     params->balanced_heads = params->alternating_heads = 0;
     params->counter = -1; /* the launch may give it one */
     params->by_pairs = fa_reciprocal_of(1);
+    const bool own_lengths = fa_cuda_has_own_lengths(p);
+    if (own_lengths) params->alternating_heads = (int32_t)count_heads_in_step(p, l);
     if (!p->causal || l->tiles == 1 || takers >= l->tasks || l->tasks > INT32_MAX) return;
     if (l->sm90.dynamic) {
-        params->alternating_heads = (int32_t)count_heads_by_length(p, l, takers);
+        if (!own_lengths) params->alternating_heads = (int32_t)count_last_heads(l, 2 * takers);
         return;
     }
     if (!may_pair(p)) return;
@@ -448,29 +456,30 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
 }
 
 /* The launch of the first of these variants that takes the problem. */
-static bool plan_any(const fa_problem *p, int first, int end, int options,
+static bool plan_any(const fa_problem *p, int first, int end, int options, bool overlaps,
                      const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
 {
-    const fa_variant *v = find_variant(p, first, end, options, device);
+    const fa_variant *v = find_variant(p, first, end, options, overlaps, device);
     if (v) return plan_variant(p, v, options, device, plan, why, size);
     fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
     return false;
 }
 
-bool fa_cuda_add_sm90(const fa_problem *p, int first, int end, const fa_cuda_device *device,
-                      fa_cuda_plan *plan, char *why, size_t size)
+bool fa_cuda_add_sm90(const fa_problem *p, int first, int end, bool overlaps,
+                      const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
 {
     const int options = find_options(p, &plan->launches[plan->count].sm90.maps[3]);
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
         refuse_sizes(p, why, size))
         return false;
-    return plan_any(p, first, end, options, device, plan, why, size);
+    return plan_any(p, first, end, options, overlaps, device, plan, why, size);
 }
 
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    if (!fa_cuda_add_sm90(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, device, plan, why, size))
+    if (!fa_cuda_add_sm90(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, false, device, plan, why,
+                          size))
         return false;
     fa_cuda_plan_launch *l = &plan->launches[plan->count - 1];
     l->overlaps = l->cluster == 1; /* forward_sm90_wide does not wait */
@@ -487,8 +496,8 @@ bool fa_cuda_add_beside(const fa_problem *p, const fa_cuda_device *device, fa_cu
         fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
         return false;
     }
-    if (!fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_beside, FA_END_forward_sm90_beside, device, plan,
-                          why, size))
+    if (!fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_beside, FA_END_forward_sm90_beside, false,
+                          device, plan, why, size))
         return false;
     plan->launches[plan->count - 1].overlaps = true;
     return true;
@@ -501,7 +510,7 @@ static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda
         refuse_sizes(p, why, size))
         return false;
     return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, find_options(p, NULL),
-                    device, plan, why, size);
+                    false, device, plan, why, size);
 }
 
 static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -516,7 +525,7 @@ static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cud
     }
     if (fa_cuda_refuse_options(p, why, size) || refuse_sizes(p, why, size)) return false;
     return plan_any(p, FA_FIRST_forward_f16x3_sm90, FA_END_forward_f16x3_sm90,
-                    find_options(p, NULL), device, plan, why, size);
+                    find_options(p, NULL), false, device, plan, why, size);
 }
 
 const fa_cuda_family fa_cuda_forward_f16x3_sm90 = {

@@ -18,8 +18,11 @@ void fa_cuda_set_sm90_order(const fa_problem *problem, const fa_cuda_plan_launch
                             fa_sm90_params *params);
 
 /* Adds a launch of the first of these variants of forward_sm90 that takes the problem. */
-bool fa_cuda_add_sm90(const fa_problem *problem, int first, int end, const fa_cuda_device *device,
-                      fa_cuda_plan *plan, char *why, size_t size);
+bool fa_cuda_add_sm90(const fa_problem *problem, int first, int end, bool overlaps,
+                      const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size);
+
+/* Whether the variant takes pages of so many rows, or keys that are not in pages. */
+bool fa_cuda_fits_pages(const fa_variant *variant, const fa_problem *problem);
 
 /* Adds a launch that runs at the same time as the previous one. The previous launch lets it start when all
  * earlier work has ended. */

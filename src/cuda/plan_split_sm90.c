@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "../../kernels/common/packed.h"
+#include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 #include "cuda/plan_decode.h"
@@ -40,38 +41,35 @@ static const paces many_queries = {.plain = {2.0e-6, 1.5e-6, {550e12, 650e12, 65
                                    .whole = {2.0e-6, 1.5e-6, {550e12, 650e12, 650e12}},
                                    .sections = {9.5e-6, 4.5e-6, {500e12, 600e12, 600e12}}};
 
-/* Sections if lengths are on the device, by those of long rows; and by 71 packed batches of short and long ones without a cache, of 1
- * to 259 sequences: with these numbers the choice between sections and the dynamic schedule takes 1.004 times as long as the
- * better one in the geometric mean (H200, 16 bits, groups of 1 to 8 heads). */
-static const pace lengths_pace = {9.5e-6, 1.5e-6, {550e12, 650e12, 650e12}};
-static const pace packed_pace = {12e-6, 2e-6, {550e12, 650e12, 650e12}};
+/* If lengths are on the device: fitted to 326 random batches over pages (H200, 1 to 64 sequences, a third of them decodes beside
+ * prompts, head dims 64, 128 and 256) and to 849 of packed prompts (to 120 sequences, head dims 64 to 256). With these numbers the
+ * choice between sections, whole query tiles that heads share and forward_sm90 takes 1.013 and 1.005 times as long as the fastest
+ * of the three in the geometric mean. */
+static const pace lengths_pace = {8e-6, 1.5e-6, {550e12, 650e12, 650e12}};
+
+/* Of a launch whose blocks take whole query tiles from a counter: of forward_sm90, and of forward_sm90_split; and how much of the
+ * longest tile is left for some blocks at the end. */
+static const double plain_launch = 1e-6, taken_launch = 2e-6, left_at_end = 0.35;
 
 static const double device_multiprocessors = 132; /* with which the device reaches these rates */
 static const double memory_rate = 4.3e12;         /* bytes a second, of keys and values, */
 static const double sums_rate = 4.5e12;           /* and of sums that are stored and loaded */
 
-/* Of a task besides its key tiles: of one whose block the hardware starts when another one has ended, and in the dynamic schedule. */
-static const double block_seconds = 5e-6, taken_seconds = 1e-6;
-
 /* The model must be so many times as fast with split keys, or with heads that share query tiles: it is not exact. */
 static const double least_gain = 1.02, least_gain_for_many = 1.1;
 
-/* The same if lengths are on the device: they may be shorter than they can be. */
-static const double least_gain_of_sections = 1.05;
-
 /* The average number of keys of packed queries over a cache, relative to the largest: a guess, because only the device knows. */
-static const double average_share = 0.7;
+static const double average_share = 0.5;
 
 enum {
     NARROW = 64,
     MIDDLE = 128, /* the largest head dims of the first two rates */
+    PLAIN =
+        80, /* forward_sm90 has a variant for this head dim, forward_sm90_split the next one for 96 */
     MOST_FITTED_QUERIES = 256,
-    LEAST_KEYS = 512,              /* fewer take hardly longer than a launch; */
-    LEAST_KEYS_OF_SECTIONS = 1024, /* the same if lengths are on the device */
+    LEAST_KEYS = 512, /* fewer take hardly longer than a launch */
     LARGEST_QUERY_TILE = 192,
-    MOST_ROUNDS = 10,            /* with more, the last one can hardly be a tenth of the time */
-    MOST_ROUNDS_OF_SECTIONS = 8, /* the same if lengths are on the device; */
-    MOST_ROUNDS_OF_CACHES = 16,  /* causal, with keys in a cache */
+    MOST_ROUNDS = 10, /* with more, the last one can hardly be a tenth of the time */
     SLOTS_OF_SECTION = 2,
     LEAST_SECTION = 4,          /* key tiles */
     NEIGHBOURS_TRIED = 8,       /* lengths of a part near the best one */
@@ -123,7 +121,8 @@ static const fa_variant *find_variant(const fa_problem *p)
 {
     for (int i = FA_FIRST_forward_sm90_split; i < FA_END_forward_sm90_split; i++) {
         const fa_variant *v = &fa_variants[i];
-        if (v->element == (fa_element)p->q.dtype && p->d <= v->head_dim && p->d_v <= v->value_dim)
+        if (v->element == (fa_element)p->q.dtype && p->d <= v->head_dim && p->d_v <= v->value_dim &&
+            fa_cuda_fits_pages(v, p))
             return v;
     }
     return NULL;
@@ -452,7 +451,6 @@ static shape share_most_tiles(const fa_problem *p, const shape *alone)
 
 static const pace *find_sections_pace(const fa_problem *p)
 {
-    if (is_without_cache(p)) return &packed_pace;
     return fa_cuda_has_own_lengths(p) ? &lengths_pace : &paces_of(p)->sections;
 }
 
@@ -468,7 +466,8 @@ static shape find_longest(const fa_problem *p, const fa_variant *v)
 /* Whole query tiles that heads share, without lengths on the device. */
 static shape find_whole_tiles(const fa_problem *p, const fa_variant *v)
 {
-    const shape alone = find_shape(p, v, &paces_of(p)->whole);
+    const shape alone = fa_cuda_has_own_lengths(p) ? find_longest_alone(p, v, find_sections_pace(p))
+                                                   : find_shape(p, v, &paces_of(p)->whole);
     return share_most_tiles(p, &alone);
 }
 
@@ -488,21 +487,15 @@ static work find_work(const fa_problem *p, const shape *s)
                   share * average_tiles(s)};
 }
 
-/* Without split keys: each block takes tasks, or each task has a block, which the hardware starts when another has ended. Then, if
- * lengths differ, half of the longest one is left for some of the multiprocessors. */
-static double blocks_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
+/* Without split keys: blocks take whole query tiles as they need them. Those of a single sequence are nearly equally long. */
+static double taken_seconds(const fa_problem *p, const shape *s, const work *w, double launch,
+                            int64_t blocks)
 {
-    if (is_without_cache(p)) {
-        const double tasks = (double)w->tiles / (double)blocks;
-        return fmax(w->longest * s->tile_seconds,
-                    tasks * (w->average * s->tile_seconds + taken_seconds)) +
-               many_queries.plain.launch;
-    }
-    const double longest = w->longest * s->tile_seconds + block_seconds,
-                 average = w->average * s->tile_seconds + block_seconds;
-    if (p->cu_seqlens_q && p->batch > 1)
-        return fmax(longest, average * (double)w->tiles / (double)blocks + longest / 2);
-    return fmax(longest, average * (double)fa_cuda_count_tiles(w->tiles, blocks));
+    const double longest = w->longest * s->tile_seconds,
+                 each = w->average * s->tile_seconds + lengths_pace.round;
+    const double spread = (double)w->tiles / (double)blocks * each + left_at_end * longest,
+                 rounds = (double)fa_cuda_count_tiles(w->tiles, blocks) * each;
+    return launch + fmax(longest, p->batch > 1 ? spread : fmin(spread, rounds));
 }
 
 static double count_section_bytes(const shape *s, int64_t sections)
@@ -511,21 +504,18 @@ static double count_section_bytes(const shape *s, int64_t sections)
            (double)sections * (double)sizeof(fa_sm90_cut);
 }
 
-/* The time of a key tile, relative to that without split keys: blocks read the keys of a head at different times, and the L2
- * cache limits them. Under a causal mask they do so anyway. */
-static double slowness_of_sections(const fa_problem *p)
-{
-    return fa_cuda_has_own_lengths(p) && !p->causal ? 1.1 : 1.0;
-}
+/* The time of a key tile, relative to that without split keys, if lengths are on the device: blocks read the keys of a head at
+ * different times, and the L2 cache limits them. */
+static const double slowness_of_sections = 1.1;
 
 /* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
 static double sections_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
-    const double tiles = (double)w->tiles / (double)blocks,
-                 each = w->average * s->tile_seconds * slowness_of_sections(p);
-    const double rounds = tiles * (each + s->pace->round), merging = merging_seconds(s, blocks);
-    if (fa_cuda_has_own_lengths(p)) return s->pace->launch + rounds + merging;
-    return all_seconds(s, rounds) + merging;
+    const double tiles = (double)w->tiles / (double)blocks, merging = merging_seconds(s, blocks);
+    const double each = w->average * s->tile_seconds;
+    if (fa_cuda_has_own_lengths(p))
+        return s->pace->launch + tiles * (slowness_of_sections * each + s->pace->round) + merging;
+    return all_seconds(s, tiles * (each + s->pace->round)) + merging;
 }
 
 /* How long the line can be: packed queries have rows of no sequence before and behind all others. */
@@ -616,54 +606,40 @@ static double find_fastest_form(const fa_problem *p, const fa_variant *v,
     return fmin(parts, fmin(shared, whole));
 }
 
+/* The same if lengths are on the device: sections, or whole query tiles. */
+static double find_fastest_of_lengths(const fa_problem *p, const fa_variant *v, int64_t blocks,
+                                      fa_cuda_split_form *form)
+{
+    const shape cut = find_longest(p, v), shared = find_whole_tiles(p, v);
+    const work all = find_work(p, &cut), whole_work = find_work(p, &shared);
+    const double sections = sections_seconds(p, &cut, &all, blocks),
+                 whole = taken_seconds(p, &shared, &whole_work, taken_launch, blocks);
+    *form = whole < sections ? FA_CUDA_WHOLE_TILES : FA_CUDA_SECTIONS;
+    return fmin(sections, whole);
+}
+
 static fa_cuda_split_form choose_form(const fa_problem *p, const fa_variant *v,
                                       const fa_cuda_device *device)
 {
-    fa_cuda_split_form form = FA_CUDA_SECTIONS;
-    if (!fa_cuda_has_own_lengths(p)) (void)find_fastest_form(p, v, device, &form);
+    fa_cuda_split_form form;
+    if (fa_cuda_has_own_lengths(p))
+        (void)find_fastest_of_lengths(p, v, device->multiprocessors, &form);
+    else (void)find_fastest_form(p, v, device, &form);
     return form;
 }
 
-/* Batches of few and of many queries: sections are faster if there are few work tiles, because those of few queries are mostly
- * empty (H200, page 64, us, one chunk of 512 and decodes at 8k, sections and mixed_beside: 16 heads of 4, 15 decodes, 124 work
- * tiles, 122, 175; 32 of 8, 15, 248, 228, 265; 16 of 4, 60, 304, 304, 281; 32 of 8, 60, 608, 612, 493). */
-static bool has_few_work_tiles(int64_t work_tiles, int64_t blocks)
+/* Whether one of the forms is faster than forward_sm90, if lengths are on the device. Without a causal mask the model has not been
+ * compared with times. */
+static bool is_faster_with_lengths(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
-    return work_tiles <= 2 * blocks;
-}
-
-/* Of packed keys the host knows only the sum, and with many work tiles little is won (H200, us without and with sections: 8,000,
- * 500 and 1,000 rows of 16 heads 479, 476; 700, 5,000, 64 and 900 rows, 16 heads of 4, 228, 206; full, 3,000, 5,000, 700 and
- * 2,500 rows 554, 533). */
-static int64_t most_rounds_of_sections(const fa_problem *p)
-{
-    return p->causal && !p->cu_seqlens_k ? MOST_ROUNDS_OF_CACHES : MOST_ROUNDS_OF_SECTIONS;
-}
-
-/* Whether a decode kernel takes the batch, by the average of its queries. */
-static bool seems_mostly_few(const fa_problem *p)
-{
-    return fa_cuda_count_tiles(p->rows_q, p->batch) <= fa_cuda_most_few(p);
-}
-
-bool fa_cuda_is_split_faster(const fa_problem *p, const fa_problem *many,
-                             const fa_cuda_device *device)
-{
-    const fa_variant *v = find_variant(p);
-    if (!v || refuse_split(p, NULL, 0)) return false;
-    const shape s = find_longest(p, v), alone = find_longest_alone(p, v, &lengths_pace);
-    const int64_t blocks = device->multiprocessors, tiles = count_work_tiles(p, &s);
-    const bool any_length = is_without_cache(p) && s.group > 1;
-    if (!any_length &&
-        (s.n_k < LEAST_KEYS_OF_SECTIONS || tiles > most_rounds_of_sections(p) * blocks))
-        return false;
-    if (p->cu_seqlens_q && p->batch > 1 && s.group > 1 && !is_without_cache(p)) {
-        if (has_few_work_tiles(tiles, blocks) && !seems_mostly_few(p)) return true;
-        if (many != p) return false;
-    }
-    const work all = find_work(p, &s), others = find_work(many, &alone);
-    return blocks_seconds(p, &alone, &others, blocks) >
-           least_gain_of_sections * sections_seconds(p, &s, &all, blocks);
+    fa_cuda_split_form form;
+    shape alone = find_longest_alone(p, v, find_sections_pace(p));
+    if (p->d > NARROW && p->d <= PLAIN && p->d_v <= PLAIN)
+        alone.tile_seconds *= (double)PLAIN / v->head_dim;
+    const work each = find_work(p, &alone);
+    return taken_seconds(p, &alone, &each, plain_launch, blocks) >
+           (p->causal ? least_gain : least_gain_for_many) *
+               find_fastest_of_lengths(p, v, blocks, &form);
 }
 
 /* ---- The launches ---------------------------------------------------------------------------- */
@@ -696,9 +672,12 @@ bool fa_cuda_split_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l
     params->tasks = params->split.sections     ? params->split.sections
                     : params->split.parts == 0 ? l->tasks
                                                : params->split.first_task[params->split.parts];
-    if (params->split.parts == 0) /* query tiles are numbered by groups of heads */
-        params->by_heads = fa_reciprocal_of(p->heads_q / params->split.group.heads);
-    params->balanced_heads = params->alternating_heads = 0;
+    if (params->split.parts == 0) { /* query tiles are numbered by groups of heads */
+        const int64_t groups = p->heads_q / params->split.group.heads;
+        params->by_heads = fa_reciprocal_of(groups);
+        params->alternating_heads = (int32_t)groups;
+    }
+    params->balanced_heads = 0;
     return true;
 }
 
@@ -708,8 +687,16 @@ static bool queue_split(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pl
     fa_attention_params attention;
     fa_sm90_params params;
     fa_cuda_set_params(call->problem, l, &attention);
-    return fa_cuda_split_sm90_params(call->problem, l, fa_cuda_encode_map, &params, fault) &&
-           fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&attention, &params}, fault);
+    if (!fa_cuda_split_sm90_params(call->problem, l, fa_cuda_encode_map, &params, fault))
+        return false;
+    void *parameters[] = {&attention, &params};
+    if (!l->sm90.dynamic) return fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    /* Without a counter, tasks are those of a block's number. */
+    const fa_cuda_counter counter = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
+    params.counter = counter.number;
+    const bool fine = fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    fa_cuda_counter_release(counter, call->stream);
+    return fine;
 }
 
 static bool queue_merge(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
@@ -755,15 +742,20 @@ void fa_cuda_section_split_sm90(const fa_problem *p, const fa_cuda_device *devic
               count_section_bytes(&s, split.sections), plan);
 }
 
-static void set_whole_tiles(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan)
+static void set_whole_tiles(const fa_problem *p, const fa_cuda_device *device,
+                            fa_cuda_plan_launch *l)
 {
-    fa_cuda_plan_launch *l = &plan->launches[0];
     const fa_variant *v = &fa_variants[l->variant];
     const shape s = find_whole_tiles(p, v);
-    const int64_t tasks = s.tiles * s.heads;
+    const int64_t tiles = p->cu_seqlens_q ? FA_PACKED_TILES(p->rows_q, s.queries, p->batch)
+                                          : fa_cuda_count_tiles(p->rows_q, s.queries);
+    const int64_t groups = p->heads_q / s.group * (p->cu_seqlens_q ? 1 : p->batch),
+                  tasks = tiles * groups;
     fa_cuda_map_groups(&l->sm90.maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, s.group,
                        FA_SM90_BOX_ROWS);
-    fa_cuda_set_tasks(l, s.tiles, tasks);
+    fa_cuda_set_tasks(l, tiles, tasks);
+    l->queue = queue_split;
+    l->sm90.dynamic = fa_cuda_has_own_lengths(p);
     l->sm90.split = (fa_sm90_split){.parts = 0,
                                     .queries = s.rows,
                                     .value_dim = v->value_dim,
@@ -816,15 +808,16 @@ static int64_t choose_part(const fa_problem *p, const fa_variant *v, const fa_cu
     return chosen;
 }
 
-static bool add_launch(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                       char *why, size_t size)
+static bool add_launch(const fa_problem *p, bool overlaps, const fa_cuda_device *device,
+                       fa_cuda_plan *plan, char *why, size_t size)
 {
     if (refuse_split(p, why, size) ||
-        !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, device, plan,
-                          why, size))
+        !fa_cuda_add_sm90(p, FA_FIRST_forward_sm90_split, FA_END_forward_sm90_split, overlaps,
+                          device, plan, why, size))
         return false;
     plan->launches[0].queue = queue_split;
     plan->launches[0].overlaps = true;
+    plan->launches[0].sm90.dynamic = false;
     return true;
 }
 
@@ -832,11 +825,13 @@ bool fa_cuda_plan_split_form(const fa_problem *p, fa_cuda_split_form form,
                              const fa_cuda_device *device, fa_cuda_plan *plan, char *why,
                              size_t size)
 {
-    const bool sections = form == FA_CUDA_SECTIONS;
-    if (!add_launch(p, device, plan, why, size)) return false;
-    if (form == FA_CUDA_WHOLE_TILES) {
-        set_whole_tiles(p, device, plan);
-        return true;
+    const bool sections = form == FA_CUDA_SECTIONS, whole = form == FA_CUDA_WHOLE_TILES;
+    if (!add_launch(p, whole, device, plan, why, size)) return false;
+    if (whole) {
+        set_whole_tiles(p, device, &plan->launches[0]);
+        if (plan->launches[0].tasks < FA_SM90_LINE) return true;
+        fa_cuda_say(why, size, "there are %" PRId64 " work tiles", plan->launches[0].tasks);
+        return false;
     }
     const fa_variant *v = &fa_variants[plan->launches[0].variant];
     if (sections && refuse_line(p, v, why, size)) return false;
@@ -881,7 +876,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     const double gain = paces == &few_queries ? least_gain : least_gain_for_many;
     const fa_variant *v = find_variant(p);
     if (!v || refuse_split(p, NULL, 0)) return true;
-    if (fa_cuda_has_own_lengths(p)) return !fa_cuda_is_split_faster(p, p, device);
+    if (fa_cuda_has_own_lengths(p)) return !is_faster_with_lengths(p, v, blocks);
     const double shared = shared_seconds(p, v, blocks), whole = whole_seconds(p, v, blocks);
     const bool few =
         p->n_k >= LEAST_KEYS && count_heads(p) < MOST_ROUNDS * blocks &&

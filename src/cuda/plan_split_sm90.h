@@ -10,21 +10,17 @@
 #include "cuda/view_map.h"
 
 /* What tasks are: parts of query tiles; sections of the line of all work, in which lengths may be on the device and heads may share
- * query tiles; or whole query tiles that heads share, in one launch. */
+ * query tiles; or whole query tiles that heads share, in one launch; if lengths are on the device, blocks take these from a counter. */
 typedef enum fa_cuda_split_form {
     FA_CUDA_PARTS,
     FA_CUDA_SECTIONS,
     FA_CUDA_WHOLE_TILES
 } fa_cuda_split_form;
 
-/* Plans the launches in one of these forms. Lengths on the device need sections. */
+/* Plans the launches in one of these forms. Lengths on the device need sections or whole query tiles. */
 bool fa_cuda_plan_split_form(const fa_problem *problem, fa_cuda_split_form form,
                              const fa_cuda_device *device, fa_cuda_plan *plan, char *why,
                              size_t size);
-
-/* Whether split keys of all sequences are faster than forward_sm90 for `many` of them. Lengths are on the device. */
-bool fa_cuda_is_split_faster(const fa_problem *problem, const fa_problem *many,
-                             const fa_cuda_device *device);
 
 /* The second parameter of the first launch. False if a map cannot be made. */
 bool fa_cuda_split_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,

@@ -27,7 +27,7 @@ enum {
 typedef struct fa_variant {
     fa_element element, cache;
     int head_dim, value_dim, columns, options;
-    int single_tiles, short_rows, few_queries, tracked, overlapped;
+    int single_tiles, short_rows, few_queries, tracked, overlapped, large_pages;
     int keys, stages, q_stages, static_smem, ordered, persistent, joined, dq_buffers, dq_transposed,
         chained, rounding;
     int cluster, consumers, chunk, v_rows;                                    /* sm90 */

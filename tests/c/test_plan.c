@@ -1045,8 +1045,8 @@ static void test_decode_latent(void)
     }
 }
 
-/* On Hopper both launches of a mixed batch run at the same time. On other devices, and if the
- * family refuses the batch, one follows the other. */
+/* On Hopper both launches of a mixed batch run at the same time where decode_sm90 has much to read, otherwise there is one launch.
+ * On other devices, one follows the other. */
 static void test_mixed_beside(const fa_problem *p)
 {
     static float slopes[32];
@@ -1084,10 +1084,16 @@ static void test_mixed_beside(const fa_problem *p)
     plan = plan_by(beside, &other, &devices[H200]);
     CHECK(few->decode.parts == 32 && few->grid == 66, "%d parts of at least 256 keys",
           (int)few->decode.parts);
+    /* Few pieces of work for decode_sm90; prompts that are nearly as long as the longest one. */
+    other = *p;
+    other.batch = 61;
+    CHECK(plan_of(&other, &devices[H200]).family == &fa_cuda_forward_split_sm90, "few pieces");
+    other.batch = 64, other.n_q = other.rows_q = 64 * 257;
+    CHECK(plan_of(&other, &devices[H200]).family == &fa_cuda_forward_split_sm90, "long prompts");
     /* Problems that it refuses. */
     fa_cuda_device old = devices[H200];
     old.overlaps = false;
-    CHECK(plan_by(beside, p, &old).family == &fa_cuda_forward_mixed, "an old driver");
+    CHECK(plan_by(beside, p, &old).family == &fa_cuda_forward_split_sm90, "an old driver");
     CHECK(plan_by(beside, p, &devices[A100]).family == &fa_cuda_forward_mixed, "an A100");
     fa_problem refused[6] = {*p, *p, *p, *p, *p, *p};
     refused[0].d = refused[0].d_v = 64;
@@ -1145,7 +1151,9 @@ static void test_mixed(void)
     }
     uniform[4].rows_q--;
     uniform[4].n_q--;
-    CHECK(plan_of(&uniform[4], &devices[H200]).count == 2, "one may have 8");
+    CHECK(plan_by(&fa_cuda_forward_mixed, &uniform[4], &devices[H200]).family ==
+              &fa_cuda_forward_mixed,
+          "one may have 8");
     test_mixed_beside(&p);
     expect_refusal(&uniform[1], &devices[H200], "mixed", "sequences are not packed queries");
     expect_refusal(&uniform[5], &devices[H200], "mixed", "options.dropout_p is set");

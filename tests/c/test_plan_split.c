@@ -291,16 +291,36 @@ static void check_lengths(const fa_problem *p, const fa_cuda_plan *plan)
           fa_variants[merge->variant].name);
 }
 
-/* With lengths on the device, keys are split where the work tiles are clearly fewer than the multiprocessors. */
+/* Whole query tiles that two heads share, which blocks take from a counter. */
+static void check_taken(const fa_problem *p, const fa_cuda_plan *plan)
+{
+    const fa_cuda_plan_launch *l = &plan->launches[0];
+    const int64_t groups = p->heads_q / l->sm90.split.group.heads,
+                  items = p->cu_seqlens_q ? 1 : p->batch;
+    fa_sm90_params order;
+    memset(&order, 0, sizeof order);
+    CHECK(plan->count == 1 && l->workspace_bytes == 0 && l->overlaps, "%d launches", plan->count);
+    CHECK(l->sm90.split.parts == 0 && l->sm90.split.sections == 0 && l->sm90.dynamic, "%d parts",
+          (int)l->sm90.split.parts);
+    CHECK(l->tasks == l->tiles * groups * items && l->grid == (l->tasks < 132 ? l->tasks : 132),
+          "%u blocks for %d tasks", l->grid, (int)l->tasks);
+}
+
+/* With lengths on the device, keys are split where work tiles are few or long. */
 static void test_lengths(void)
 {
     static const struct {
         int64_t heads, batch, rows, n_k, d;
-        bool split;
-    } cases[] = {{8, 1, 512, 16384, 128, true},   {32, 1, 512, 16384, 128, false},
-                 {8, 1, 512, 512, 128, false},    {4, 2, 1024, 32768, 64, true},
-                 {2, 1, 2048, 65536, 256, true},  {16, 1, 512, 16384, 128, true},
-                 {8, 40, 5000, 16384, 128, true}, {64, 40, 5000, 16384, 128, false}};
+        int form; /* below 0: another family */
+    } cases[] = {{8, 1, 512, 16384, 128, FA_CUDA_SECTIONS},
+                 {32, 1, 512, 16384, 128, -1}, /* one round of equally long work tiles */
+                 {8, 1, 512, 512, 128, -1},
+                 {4, 2, 1024, 32768, 64, FA_CUDA_SECTIONS},
+                 {2, 1, 2048, 65536, 256, FA_CUDA_SECTIONS},
+                 {16, 1, 512, 16384, 128, FA_CUDA_SECTIONS},
+                 {8, 40, 5000, 16384, 128, FA_CUDA_SECTIONS},
+                 {64, 40, 5000, 16384, 128, -1}, /* as many work tiles with one head as with two */
+                 {64, 40, 2400, 1024, 256, FA_CUDA_WHOLE_TILES}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p =
             make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, cases[i].n_k, cases[i].d);
@@ -308,11 +328,13 @@ static void test_lengths(void)
         fa_problem known = p;
         known.max_q = cases[i].rows / cases[i].batch;
         CHECK(plan_by(NULL, &known, &plan), "no plan");
-        CHECK((plan.family == split_family) == cases[i].split, "case %d: %s", (int)i,
+        CHECK((plan.family == split_family) == (cases[i].form >= 0), "case %d: %s", (int)i,
               plan.family->name);
-        if (cases[i].split) check_lengths(&known, &plan);
+        if (cases[i].form == FA_CUDA_SECTIONS) check_lengths(&known, &plan);
+        if (cases[i].form == FA_CUDA_WHOLE_TILES) check_taken(&known, &plan);
         CHECK(plan_by(split_family, &p, &plan) && plan.family == split_family, "by name");
-        check_lengths(&p, &plan);
+        if (plan.count == 2) check_lengths(&p, &plan);
+        else check_taken(&p, &plan);
     }
 }
 
@@ -334,19 +356,18 @@ static void test_kinds_of_lengths(void)
     check_split(&p, &plan.launches[0]);
 }
 
-/* Batches that may have sequences of few queries are split where there are few work tiles. The sequences of such a batch
- * have different lengths: more are split than of one sequence. */
+/* Batches that may have sequences of few queries have one launch, unless decode_sm90 has many of them. */
 static void test_mixed(void)
 {
     static const struct {
         int64_t heads, batch, rows, max_q;
         const char *family;
     } cases[] = {
-        {4, 7, 518, 512, "sm90_split"},     {8, 3, 1512, 700, "sm90_split"},
-        {4, 60, 571, 512, "mixed_beside"},  /* few queries on average */
-        {8, 60, 1571, 512, "mixed_beside"}, /* many work tiles */
-        {32, 7, 518, 512, "sm90_split"},    {16, 16, 527, 512, "sm90_split"},
-        {32, 15, 527, 512, "mixed_beside"}, {16, 3, 2816, 2048, "sm90_split"}, /* uneven chunks */
+        {4, 7, 518, 512, "sm90_split"},      {8, 3, 1512, 700, "sm90_split"},
+        {4, 60, 571, 512, "sm90_split"},     {8, 60, 1571, 512, "sm90_split"},
+        {32, 60, 1571, 512, "mixed_beside"}, /* much to read for decode_sm90 */
+        {32, 7, 518, 512, "sm90_split"},     {16, 16, 527, 512, "sm90_split"},
+        {32, 15, 527, 512, "sm90_split"},    {16, 3, 2816, 2048, "sm90_split"}, /* uneven chunks */
         {32, 3, 2816, 2048, "sm90_split"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, 16384, 128);
@@ -439,8 +460,8 @@ static void test_refusals(void)
     full.max_q = packed.max_q = 2048;
     full.causal = false;
     full.heads_q = packed.heads_q = 64; /* many work tiles */
-    CHECK(plan_by(NULL, &full, &plan) && plan.family != split_family, "full");
-    CHECK(plan_by(NULL, &packed, &plan) && plan.family != split_family, "packed keys");
+    CHECK(plan_by(NULL, &full, &plan) && plan.count == 1, "full: %s", plan.family->name);
+    CHECK(plan_by(NULL, &packed, &plan) && plan.count == 1, "packed keys");
     CHECK(fa_cuda_plan_make(&p, &devices[A100], NULL, &plan, NULL, 0) &&
               plan.family != split_family,
           "A100");

@@ -68,7 +68,8 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 
 static const char *family_name = "sm90";
 static int runs[FA_VARIANTS], max_runs = INT_MAX;
-static int dynamic; /* runs with the dynamic schedule, in kernels that have it */
+static int dynamic;            /* runs with the dynamic schedule, in kernels that have it */
+static int64_t fewest_queries; /* of a sequence that is computed; the others are another launch's */
 
 /* Rows that are recomputed key by key take a shuffle for each product, which is slow here. */
 static bool takes_long(const fa_problem *p)
@@ -231,6 +232,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         return FA_ERROR_DEVICE;
     }
     runs[l->variant]++;
+    a.plan.launches[0].fewest_queries = fewest_queries;
     fa_cuda_set_params(&p, l, &a.parameters.attention);
     if (!fa_cuda_sm90_params(&p, l, hopper_encode_map, &a.parameters.more, &fault)) {
         snprintf(message, size, "a map that the planner allowed: %s", fault.text);
@@ -363,6 +365,44 @@ static void test_wild_tables(void)
     family_name = "f16x3_sm90";
     test_wild_pages(attend, &(int64_t){1}, FA_FLOAT32, false);
     family_name = "sm90";
+}
+
+/* More packed sequences than three warps have lanes, most of them empty or of one query, which another launch may have. */
+static void test_many_sequences(int64_t number)
+{
+    enum { COUNT = 100, LONG = 150, EVERY = 40, FIRST = 7 };
+    static int32_t cu_q[COUNT + 1], cu_k[COUNT + 1];
+    attention a;
+    ref_array want, lse;
+    for (int i = 0; i < COUNT; i++) {
+        const bool is_long = i % EVERY == FIRST;
+        cu_q[i + 1] = cu_q[i] + (is_long ? LONG : i % 3 == 1);
+        cu_k[i + 1] = cu_k[i] + (is_long ? LONG + i : 2 + i % 5 * 3);
+    }
+    const shape s = {1, 4, 2, cu_q[COUNT] + 3, cu_k[COUNT] + 9, 128, 128};
+    make_aligned(&a, 5, s, FA_BFLOAT16);
+    a.in.options.flags = number % 4 < 2 ? FA_CAUSAL : 0;
+    a.in.options.cu_seqlens_q = cu_q;
+    a.in.options.cu_seqlens_k = cu_k;
+    a.in.options.num_sequences = COUNT;
+    a.in.options.max_seqlen_q = LONG;
+    a.in.options.max_seqlen_k = LONG + COUNT;
+    ref_forward(&a.in, &want, &lse);
+    fewest_queries = number % 3 ? 2 : 0;
+    const random_call call = forward_call(&a);
+    check_attends(attend, number, &call);
+    for (int n = 0; n < COUNT; n++)
+        for (int64_t i = cu_q[n]; i < cu_q[n + 1]; i++)
+            for (int64_t h = 0; h < s.heads_q && cu_q[n + 1] - cu_q[n] >= fewest_queries; h++) {
+                const double x = ref_load(&a.out, 0, i, h, 5),
+                             y = want.value[ref_array_index(&want, 0, i, h, 5)];
+                CHECK(fabs(x - y) < 0.02, "number %lld, row %lld, head %lld: %g, expected %g",
+                      (long long)number, (long long)i, (long long)h, x, y);
+            }
+    fewest_queries = 0;
+    ref_array_free(&want);
+    ref_array_free(&lse);
+    attention_free(&a);
 }
 
 static void test_tf32(void)
@@ -539,6 +579,7 @@ int main(int argc, char **argv)
     test_equal_scores(64);
     test_equal_scores(128);
     test_wild_tables();
+    for (int64_t n = 0; n < 12; n++) test_many_sequences(n);
     if (argc == 1) sample_end(kernels, runs);
     CHECK(dynamic || argc > 1, "no problem had a dynamic schedule");
     if (argc > 2) {

@@ -69,6 +69,8 @@ static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages
 /* Calls whose query tiles have rows of so many heads, with sections or whole query tiles; with sections, those of which the host
  * knows all lengths; and those with whole query tiles. */
 static int groups[FA_SM90_BOX_ROWS + 1], uniform, whole;
+/* Calls with whole query tiles and lengths on the device. */
+static int taken;
 /* Problems with lengths on the device, in which three or four sections share query tiles: found by a scan. */
 static const int64_t shared[] = {447, 449, 467};
 /* Peaked problems with whole query tiles. */
@@ -96,6 +98,9 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan *pl
     both.more.split = fa_cuda_split_of(p, l);
     if (i == 0)
         CHECK(fa_cuda_split_sm90_params(p, l, hopper_encode_map, &both.more, &fault), "no map");
+    /* Few counters, so that a launch that does not reset one affects the next problems. */
+    if (i == 0 && l->sm90.dynamic && m->number / 4 % 4)
+        both.more.counter = (int32_t)(m->number % 3);
     cuda_run run = {.name = name,
                     .kernel = kernels[l->variant],
                     .memory = &m->memory,
@@ -134,7 +139,8 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan *plan)
 
 /* Makes the plan for few multiprocessors, so that blocks have several tasks. Parts have one to four
  * key tiles, or as many as the planner chooses. If lengths are on the device, there are one to 128
- * sections, of one or two key tiles at least. False: the family does not take the problem. */
+ * sections, of one or two key tiles at least, or query tiles are whole. False: the family does not
+ * take the problem. */
 static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, char *why,
                       size_t size)
 {
@@ -143,9 +149,13 @@ static bool plan_call(int64_t number, const fa_problem *p, fa_cuda_plan *plan, c
     fa_cuda_plan_begin(&device, &fa_cuda_forward_split_sm90, plan);
     if (!fa_cuda_forward_split_sm90.plan(p, &device, plan, why, size)) return false;
     const fa_sm90_split *split = &plan->launches[0].sm90.split;
-    if (split->parts == 0 && number % 2) {
+    const bool own_lengths = fa_cuda_has_own_lengths(p);
+    if (own_lengths || (split->parts == 0 && number % 2)) {
+        const bool whole_tiles = own_lengths && (number % 8 == 2 || number % 8 == 5);
         fa_cuda_plan_begin(&device, &fa_cuda_forward_split_sm90, plan);
-        if (!fa_cuda_plan_split_form(p, FA_CUDA_SECTIONS, &device, plan, why, size)) return false;
+        if (!fa_cuda_plan_split_form(p, whole_tiles ? FA_CUDA_WHOLE_TILES : FA_CUDA_SECTIONS,
+                                     &device, plan, why, size))
+            return false;
     }
     if (split->parts == 0) return true;
     if (split->sections) {
@@ -177,7 +187,9 @@ static void count(const fa_problem *p, const fa_cuda_plan *plan)
 {
     for (int i = 0; i < plan->count; i++) runs[plan->launches[i].variant]++;
     with_parts[plan->launches[0].sm90.split.parts]++;
-    whole += plan->launches[0].sm90.split.parts == 0;
+    const bool is_whole = plan->launches[0].sm90.split.parts == 0;
+    whole += is_whole && !plan->launches[0].sm90.dynamic;
+    taken += is_whole && plan->launches[0].sm90.dynamic;
     groups[plan->launches[0].sm90.split.group.heads]++;
     uniform += plan->launches[0].sm90.split.sections && !fa_cuda_has_own_lengths(p);
     causal += p->causal;
@@ -328,6 +340,37 @@ static void test_groups(void)
     }
 }
 
+/* More packed sequences than three warps have lanes, most of them empty or of one query: whole query tiles, by a counter and
+ * without one, and sections. */
+static void test_many_sequences(int64_t number)
+{
+    enum { COUNT = 100 };
+    static int32_t cu_q[COUNT + 1], cu_k[COUNT + 1];
+    attention a;
+    ref_array want, lse;
+    for (int i = 0; i < COUNT; i++) {
+        cu_q[i + 1] = cu_q[i] + (i % 40 == 7 ? 90 : i % 3 == 1);
+        cu_k[i + 1] = cu_k[i] + (i % 40 == 7 ? 90 + i : i % 5 * 3);
+    }
+    const shape s = {1, 6, 2, cu_q[COUNT] + 3, cu_k[COUNT] + 9, 64, 64};
+    make_aligned(&a, 5, s, FA_BFLOAT16);
+    a.in.options.flags = FA_CAUSAL;
+    a.in.options.cu_seqlens_q = cu_q;
+    a.in.options.cu_seqlens_k = cu_k;
+    a.in.options.num_sequences = COUNT;
+    a.in.options.max_seqlen_q = 90;
+    a.in.options.max_seqlen_k = 180;
+    ref_forward(&a.in, &want, &lse);
+    const random_call call = forward_call(&a);
+    check_attends(attend, number, &call);
+    for (int64_t h = 0; h < s.heads_q; h++)
+        for (int64_t i = 0; i < s.n_q; i++)
+            if (isfinite(lse.value[h * s.n_q + i])) check_row(&a, &want, &lse, h, i, false);
+    ref_array_free(&want);
+    ref_array_free(&lse);
+    attention_free(&a);
+}
+
 /* Packed sequences whose cumulative lengths are wrong: all reads and writes stay inside. Their work is longer than the line
  * can be, or keys end before all tensors. */
 static void test_wild_lengths(bool too_long)
@@ -420,6 +463,7 @@ int main(int argc, char **argv)
     test_many_tiles(5);
     test_far_windows();
     test_groups();
+    for (int64_t n = 2; n < 8; n++) test_many_sequences(n); /* 2 and 5: whole query tiles */
     for (int i = 0; i < 2; i++) test_wild_lengths(i);
     for (int64_t i = 0; i < 4; i++) /* any number of parts; 2, 4, and 6 of them */
         test_wild_pages(attend, &(int64_t){6 * i}, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, false);
@@ -433,12 +477,12 @@ int main(int argc, char **argv)
         packed_queries, packed_keys, queries_by_length, keys_by_length, pages, packed_over_pages);
     CHECK(
         argc > 1 || (groups[1] && groups[2] && groups[3] && groups[4] && groups[5] && groups[8] &&
-                     uniform && whole),
+                     uniform && whole && taken),
         "query tiles of 1, 2, 3, 4, 5 and 8 heads: %d, %d, %d, %d, %d and %d; %d lengths that the "
-        "host knows; %d with whole query tiles",
-        groups[1], groups[2], groups[3], groups[4], groups[5], groups[8], uniform, whole);
-    CHECK(argc > 1 || (cuts[2] && cuts[3] && cuts[4]), "sections shared %d, %d and %d query tiles",
-          cuts[2], cuts[3], cuts[4]);
+        "host knows; %d with whole query tiles, %d with lengths on the device",
+        groups[1], groups[2], groups[3], groups[4], groups[5], groups[8], uniform, whole, taken);
+    CHECK(argc > 1 || (cuts[2] && cuts[3] + cuts[4] > 0),
+          "sections shared %d, %d and %d query tiles", cuts[2], cuts[3], cuts[4]);
     int more_parts = 0;
     for (int i = 3; i <= FA_SM90_PARTS; i++) more_parts += with_parts[i];
     CHECK(argc > 1 || (with_parts[2] && more_parts), "%d problems had two parts, %d more",
@@ -453,7 +497,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < 8; i++)
             if (groups[i]) printf("%5d with query tiles of %d heads\n", groups[i], 1 << i);
         printf("%5d with sections and lengths that the host knows\n", uniform);
-        printf("%5d with whole query tiles\n", whole);
+        printf("%5d with whole query tiles, %d with lengths on the device\n", whole, taken);
         for (int i = 2; i <= FA_SM90_SECTION_PARTS; i++)
             if (cuts[i]) printf("%5d query tiles in parts of %d sections\n", cuts[i], i);
         for (int i = 2; i <= FA_SM90_SECTION_PARTS; i++)
