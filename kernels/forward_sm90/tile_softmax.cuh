@@ -199,7 +199,8 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
     const row_state before = c->rows;
     COUNT_PATH(HOPPER_RENEWED);
     add_sums(&c->rows, sum);
-    if (may_be_beyond_series(this_work_tile(pipe, c), c, sum) || !renew_bases(c->scores, c->out, &c->rows)) {
+    if (may_be_beyond_series(this_work_tile(pipe, c), c, sum) ||
+        !renew_bases(c->scores, c->out, &c->rows)) {
         float new_sum[2], rescale[2];
         COUNT_PATH(HOPPER_RECOMPUTED);
         recompute_scores(p, this_work_tile(pipe, c), c->at.tile, c->scores, c->number);

@@ -352,8 +352,10 @@ static void test_equal_scores(int64_t d)
     call.lse = NULL; /* with it there is no series */
     memset(hopper_paths, 0, sizeof hopper_paths);
     check_attends(attend, 1, &call);
-    CHECK(hopper_paths[HOPPER_RENEWED] > 0, "head dim %lld: no sum was beyond its bound", (long long)d);
-    CHECK(hopper_paths[HOPPER_RECOMPUTED] == 0, "head dim %lld: scores were recomputed", (long long)d);
+    CHECK(hopper_paths[HOPPER_RENEWED] > 0, "head dim %lld: no sum was beyond its bound",
+          (long long)d);
+    CHECK(hopper_paths[HOPPER_RECOMPUTED] == 0, "head dim %lld: scores were recomputed",
+          (long long)d);
     attention_free(&a);
 }
 
