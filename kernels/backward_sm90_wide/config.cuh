@@ -71,6 +71,9 @@
 #define BIAS_TILE 0
 #define BIAS_ALONE (OPTIONS == FA_SM90_BIAS)
 #define DROPOUT_ALONE (OPTIONS == FA_SM90_DROPOUT)
+
+/* Whether what a tile's options need is found while its products run. */
+#define OPTIONS_EARLY (BIAS_ALONE || DROPOUT_ALONE)
 #define LOADER_SCHEDULES 0
 
 /* Whether a warp of its own takes the turns of dQ if sums have one order (dq.cuh). At head dim 256 it

@@ -114,9 +114,6 @@ FA_DEVICE void drop_weights(dv_state *c)
 
 #if OPTIONS
 
-/* Whether what a tile's options need is found while its products run. */
-#define OPTIONS_EARLY (BIAS_ALONE || DROPOUT_ALONE)
-
 /* Finds what the options of the tile need whose scores are computed next. */
 FA_DEVICE void find_options(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
                             const tile_cursor *at)
