@@ -186,7 +186,7 @@ static bool try_family(const fa_problem *p, const fa_cuda_device *device,
     return false;
 }
 
-bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
+static bool plan_first(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
 {
     plan->passed_over[0] = 0;
@@ -204,6 +204,33 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
         if (try_family(p, device, family, i + 1, plan, words, size)) return true;
     }
     return false;
+}
+
+/* Packed queries: families give way to others that may refuse data that is not aligned, so then not only later families take the
+ * problem. The workspace has room for what is chosen if queries, keys and values, or all of them are not aligned. */
+static void make_room_for_unaligned(const fa_problem *p, const fa_cuda_device *device,
+                                    fa_cuda_plan *plan)
+{
+    static _Alignas(16) char memory[16]; /* not read */
+    for (int unaligned = 1; unaligned <= 3; unaligned++) {
+        fa_problem call = *p;
+        fa_cuda_plan other;
+        call.q.data = memory + (unaligned & 1 ? 8 : 0);
+        call.k.data = call.v.data = memory + (unaligned & 2 ? 8 : 0);
+        call.out.data = memory;
+        if (plan_first(&call, device, NULL, &other, NULL, 0) &&
+            other.workspace_bytes > plan->workspace_bytes)
+            plan->workspace_bytes = other.workspace_bytes;
+    }
+}
+
+bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
+                       const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
+{
+    if (!plan_first(p, device, asked, plan, why, size)) return false;
+    if (!asked && p->pass == FA_PASS_FORWARD && p->cu_seqlens_q && lacks_data(p))
+        make_room_for_unaligned(p, device, plan);
+    return true;
 }
 
 /* ---- In words -------------------------------------------------------------------------------- */

@@ -127,12 +127,20 @@ static int count_smem(const fa_variant *v)
 /* Pairs of a query and a key of a head that tiles of so many keys compute. */
 static int64_t count_pairs(const fa_problem *p, int keys)
 {
-    const int64_t diagonal = p->diagonal_given ? p->diagonal : p->n_k - p->n_q;
-    int64_t pairs = 0;
-    for (int64_t key = 0; key < p->n_k; key += keys) {
-        const int64_t hidden = p->causal && key > diagonal ? key - diagonal : 0;
-        if (hidden < p->n_q) pairs += keys * (p->n_q - hidden);
-    }
+    const int64_t tiles = fa_cuda_count_tiles(p->n_k, keys);
+    if (!p->causal) return tiles * keys * p->n_q;
+    int64_t diagonal = p->diagonal_given ? p->diagonal : p->n_k - p->n_q;
+    if (diagonal < -p->n_q) diagonal = -p->n_q;
+    if (diagonal > p->n_k) diagonal = p->n_k;
+    /* Tiles that all queries see, and the end of those that some see: each of these has `keys` queries fewer than the one before. */
+    int64_t whole = diagonal < 0 ? 0 : diagonal / keys + 1,
+            end = fa_cuda_count_tiles(p->n_q + diagonal, keys);
+    if (whole > tiles) whole = tiles;
+    if (end > tiles) end = tiles;
+    int64_t pairs = whole * keys * p->n_q;
+    if (end > whole)
+        pairs += keys * ((end - whole) * (p->n_q + diagonal) -
+                         keys * ((whole + end - 1) * (end - whole) / 2));
     return pairs;
 }
 

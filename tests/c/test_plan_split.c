@@ -398,6 +398,65 @@ static void test_unaligned(void)
           plan.family->name, plan.workspace_bytes, room);
 }
 
+/* Families give way to others that refuse data that is not aligned. Then a third family runs, which is in no list of either: a query
+ * without data has room for it, too. */
+static void test_unaligned_packed(void)
+{
+    static const struct {
+        int64_t batch, rows, max_q, keys, heads, heads_kv, d;
+        bool packed_keys, causal;
+    } cases[] = {{20, 160, 144, 20000, 32, 8, 128, true, true},
+                 {100, 300, 264, 100000, 8, 2, 128, true, true},
+                 {64, 512, 400, 38400, 16, 4, 128, true, true},
+                 {12, 6324, 4059, 2245, 33, 3, 64, false, false},
+                 {6, 36, 29, 1463, 7, 1, 56, false, true},
+                 {12, 684, 76, 935, 14, 7, 160, false, true},
+                 {128, 256, 130, 839, 2, 1, 24, false, true},
+                 {85, 425, 22, 9236, 5, 5, 32, false, true}};
+    static _Alignas(16) char memory[64];
+    static int32_t lengths[1];
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p =
+            make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, cases[i].keys, cases[i].d);
+        fa_cuda_plan plan;
+        p.heads_kv = cases[i].heads_kv;
+        p.max_q = cases[i].max_q;
+        p.causal = cases[i].causal;
+        p.block_table = NULL;
+        p.rows_k = cases[i].keys;
+        p.blocks_k = cases[i].packed_keys ? 1 : p.batch;
+        set_view(&p.k, p.rows_k, p.heads_kv, p.d);
+        set_view(&p.v, p.rows_k, p.heads_kv, p.d);
+        if (cases[i].packed_keys) p.cu_seqlens_k = lengths, p.seqlens_k = NULL;
+        p.q.data = p.k.data = p.v.data = p.out.data = NULL;
+        CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
+        const size_t room = plan.workspace_bytes;
+        for (int unaligned = 0; unaligned < 8; unaligned++) {
+            p.out.data = memory;
+            p.q.data = memory + 8 * (unaligned & 1);
+            p.k.data = memory + 8 * (unaligned >> 1 & 1);
+            p.v.data = memory + 8 * (unaligned >> 2);
+            CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
+            CHECK(plan.workspace_bytes <= room, "case %d, unaligned %d, %s: %zu bytes of %zu",
+                  (int)i, unaligned, plan.family->name, plan.workspace_bytes, room);
+            if (plan.workspace_bytes > most) most = plan.workspace_bytes;
+        }
+    }
+    CHECK(most > 0, "no case needs a workspace");
+}
+
+/* Without sequences there is no work, whatever the number of rows is. */
+static void test_no_sequences(void)
+{
+    fa_problem p = make_chunk(8, 2, 300, 1024, 128);
+    fa_cuda_plan plan;
+    p.batch = 0;
+    CHECK(plan_by(&fa_cuda_forward_sm90, &p, &plan), "no plan");
+    CHECK(plan.launches[0].idle, "%s has %lld tasks", plan.family->name,
+          (long long)plan.launches[0].tasks);
+}
+
 /* Many short sequences: heads share whole query tiles, in one launch, where that leaves clearly fewer of them. */
 static void test_whole_tiles(void)
 {
@@ -510,6 +569,8 @@ int main(void)
     test_kinds_of_lengths();
     test_mixed();
     test_unaligned();
+    test_unaligned_packed();
+    test_no_sequences();
     test_whole_tiles();
     test_refusals();
     test_by_name();
