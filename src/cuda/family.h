@@ -30,9 +30,6 @@ struct fa_cuda_family {
      * gradients are known, none of these will run the problem. */
     const fa_cuda_family *replaces[3];
 
-    /* Earlier families that run the problem if the data, which a query for the workspace may not have, are not aligned. */
-    const fa_cuda_family *unaligned[2];
-
     /* The family that runs the problem in its place where that one does not say that it is slower, also if the environment names
      * this one. NULL: none. */
     const fa_cuda_family *split;

@@ -132,24 +132,27 @@ static bool lacks_data(const fa_problem *p)
     return (queries && !p->q.data) || (keys && (!p->k.data || !p->v.data));
 }
 
+static void make_room_for_plan(const fa_cuda_plan *other, fa_cuda_plan *plan)
+{
+    if (other->workspace_bytes > plan->workspace_bytes)
+        plan->workspace_bytes = other->workspace_bytes;
+}
+
 static void make_room_for(const fa_problem *p, const fa_cuda_device *device,
                           const fa_cuda_family *family, fa_cuda_plan *plan)
 {
     fa_cuda_plan other;
     if (!fa_cuda_is_tried(family, device)) return;
     fa_cuda_plan_begin(device, family, &other);
-    if (family->plan(p, device, &other, NULL, 0) && other.workspace_bytes > plan->workspace_bytes)
-        plan->workspace_bytes = other.workspace_bytes;
+    if (family->plan(p, device, &other, NULL, 0)) make_room_for_plan(&other, plan);
 }
 
 /* A family may refuse properties that such a problem does not show yet: other strides of gradients, or data that is not
- * aligned. Then a later family takes the problem, or one that gave way to it, so the workspace has room for each of them. */
+ * aligned. Then a later family takes the problem, so the workspace has room for each of them. */
 static void make_room(const fa_problem *p, const fa_cuda_device *device, int first,
                       fa_cuda_plan *plan)
 {
     const fa_cuda_family *const *replaced = plan->family->replaces;
-    const fa_cuda_family *const *unaligned = plan->family->unaligned;
-    for (int i = 0; i < 2 && unaligned[i]; i++) make_room_for(p, device, unaligned[i], plan);
     for (int i = first; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];
         if (family != replaced[0] && family != replaced[1] && family != replaced[2])
@@ -209,7 +212,7 @@ static bool plan_first(const fa_problem *p, const fa_cuda_device *device,
 /* Packed queries: families give way to others that may refuse data that is not aligned, so then not only later families take the
  * problem. The workspace has room for what is chosen if queries, keys and values, or all of them are not aligned. */
 static void make_room_for_unaligned(const fa_problem *p, const fa_cuda_device *device,
-                                    fa_cuda_plan *plan)
+                                    const fa_cuda_family *asked, fa_cuda_plan *plan)
 {
     static _Alignas(16) char memory[16]; /* not read */
     for (int unaligned = 1; unaligned <= 3; unaligned++) {
@@ -218,9 +221,7 @@ static void make_room_for_unaligned(const fa_problem *p, const fa_cuda_device *d
         call.q.data = memory + (unaligned & 1 ? 8 : 0);
         call.k.data = call.v.data = memory + (unaligned & 2 ? 8 : 0);
         call.out.data = memory;
-        if (plan_first(&call, device, NULL, &other, NULL, 0) &&
-            other.workspace_bytes > plan->workspace_bytes)
-            plan->workspace_bytes = other.workspace_bytes;
+        if (plan_first(&call, device, asked, &other, NULL, 0)) make_room_for_plan(&other, plan);
     }
 }
 
@@ -228,8 +229,8 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
 {
     if (!plan_first(p, device, asked, plan, why, size)) return false;
-    if (!asked && p->pass == FA_PASS_FORWARD && p->cu_seqlens_q && lacks_data(p))
-        make_room_for_unaligned(p, device, plan);
+    if (p->pass == FA_PASS_FORWARD && p->cu_seqlens_q && lacks_data(p))
+        make_room_for_unaligned(p, device, asked, plan);
     return true;
 }
 

@@ -899,7 +899,6 @@ const fa_cuda_family fa_cuda_forward_split_sm90 = {
     .does_few = true,
     .slower = is_split_slower,
     .seconds = find_seconds,
-    .unaligned = {&fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed},
     .without_workspace = &fa_cuda_forward_sm90,
     .plan = plan_split,
 };
