@@ -56,7 +56,7 @@ static bool is_uniform(const fa_problem *p, const fa_cuda_device *device, char *
 
 /*
  * Whether decode_sm90 beside forward_sm90 reads the keys of many sequences of few queries faster than one launch for all of them,
- * in which heads share query tiles or keys are split. It only does if it has several pieces of work for each of its groups of warps
+ * in which heads share query tiles or keys are split. It only does if it has several pairs of a sequence and a key head for each of its groups of warps
  * (three a block), which differ in length; and if most sequences seem to have few queries. (H200, page 64, us, both at the same
  * time, one launch, FlashAttention-3: 60 decodes at 8k and 4 prompts of 2k, 32 heads of 8, 606, 724, 738; 256 decodes at 1k and
  * these prompts 462, 503, 574; 8 heads of 1, 136, 108, 120; 45 sequences, most of one query, 64 heads of 32, 85, 105, 104; but 19

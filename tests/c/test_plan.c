@@ -1084,10 +1084,11 @@ static void test_mixed_beside(const fa_problem *p)
     plan = plan_by(beside, &other, &devices[H200]);
     CHECK(few->decode.parts == 32 && few->grid == 66, "%d parts of at least 256 keys",
           (int)few->decode.parts);
-    /* Few pieces of work for decode_sm90; prompts that are nearly as long as the longest one. */
+    /* Few pairs of a sequence and a key head for decode_sm90; prompts that are nearly as long as the longest one. */
     other = *p;
     other.batch = 61;
-    CHECK(plan_of(&other, &devices[H200]).family == &fa_cuda_forward_split_sm90, "few pieces");
+    CHECK(plan_of(&other, &devices[H200]).family == &fa_cuda_forward_split_sm90,
+          "few pairs of a sequence and a key head");
     other.batch = 64, other.n_q = other.rows_q = 64 * 257;
     CHECK(plan_of(&other, &devices[H200]).family == &fa_cuda_forward_split_sm90, "long prompts");
     /* Problems that it refuses. */
