@@ -4,7 +4,7 @@
     python3 bench/peers.py [--set main,...] [--device cuda|cpu] [--dtype bf16] [--backends NAME,...]
                            [--cell TEXT] [--rounds N] [--seconds S] [--ceiling TFLOPS]
                            [--library FILE] [--library NAME=FILE]... [--fa3 FILE]
-                           [--site FOLDER] [--out FOLDER] [--draws N]
+                           [--site FOLDER] [--out FOLDER] [--draws N] [--shapes TEXT]
 
 The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     main      d 64, 128, 256; full, causal; n 1k, 4k, 16k; bf16, 16384 tokens, hidden size 2048
@@ -19,7 +19,7 @@ The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     backward-peaked   errors of gradients: head dims, masks, types, kinds of inputs
     survey-forward, survey-backward, survey-decode, survey-few, survey-prompts, survey-training,
     survey-options, survey-float32
-              32 or 48 random shapes each, always the same ones; few: 2 to 200 queries over long keys;
+              32 or 48 random shapes each, the same ones without --shapes; few: 2 to 200 queries over long keys;
               prompts: packed ones and chunks of longer sequences; training: gradients with groups,
               packed, windows; options and float32: results and gradients
 
@@ -415,6 +415,8 @@ def arguments():
     add("--budget", type=float, default=1.0, metavar="S",
         help="how long a library's samples of a cell may last together; default 1")
     add("--seed", type=int, default=secrets.randbits(31), help="default: another one each time")
+    add("--shapes", default="", metavar="TEXT",
+        help="other random shapes for the surveys, the same for the same text; then --out is needed")
     add("--library", dest="libraries", action="append", type=library, default=[],
         metavar="[NAME=]FILE", help="ours, default build/libflashattn.so; with a name: another build "
         "of it, a column beside; may be repeated")
@@ -424,6 +426,8 @@ def arguments():
         help="a folder of unpacked wheels, as of FlashAttention-4; may be repeated")
     add("--out", type=pathlib.Path, metavar="FOLDER", help="where results go, also those of part of a set")
     args = parser.parse_args()
+    if args.shapes and not args.out:
+        parser.error("--shapes: expected --out as well, because bench/results has the shapes of no text")
     args.builds = [x for x in args.libraries if isinstance(x, libraries.Build)]
     args.library = next((x for x in reversed(args.libraries) if x not in args.builds),
                         ROOT / "build/libflashattn.so")
@@ -508,7 +512,7 @@ def write(path, result):
 
 
 def run_set(name, args, shelf, fixed, begun):
-    cells = [c for c in cells_of(name, args.device, args.dtype) if args.cell in c.name]
+    cells = [c for c in cells_of(name, args.device, args.dtype, args.shapes) if args.cell in c.name]
     if args.draws:
         cells = [dataclasses.replace(c, draws=args.draws) if c.draws else c for c in cells]
     backends, rows = shelf.get(wanted_backends(args, name)), []
@@ -546,7 +550,7 @@ def fixed_part(args):
     key, value = ("cuda_sha256", cuda_hash()) if args.device == "cuda" else (
         "source_sha256", source_hash())
     return {"machine": device_of(args), "ceiling": ceilings(args), "dtype": args.dtype,
-            "seed": args.seed, "versions": versions(), key: value,
+            "seed": args.seed, "shapes": args.shapes, "versions": versions(), key: value,
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
 
 

@@ -1,6 +1,7 @@
 """The cells that bench/peers.py measures, one problem each, in named sets."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import random
@@ -345,10 +346,10 @@ def survey_float32(draw):
     return shaped(batch, heads, n, dim, causal, which=which, dtype="fp32", **option)
 
 
-def survey_cells(which, dtype, count=32, most_bytes=6e9):
-    """The same shapes each time. Those of survey-backward have head dims 64 and 128 and one key head for each
-    query head, because FlashAttention-4 compiles a kernel for each of the others."""
-    draw, found = random.Random(f"survey {which}"), {}
+def survey_cells(which, dtype, shapes="", count=32, most_bytes=6e9):
+    """The same shapes each time for the same text `shapes`. Those of survey-backward have head dims 64 and 128 and
+    one key head for each query head, because FlashAttention-4 compiles a kernel for each of the others."""
+    draw, found = random.Random(f"survey {which}{shapes}"), {}
     while len(found) < count:
         cell = survey_shape(draw, which, dtype)
         size = 2 * cell.batch * cell.heads * cell.n_q * cell.dim + cell.kv_bytes()
@@ -456,15 +457,12 @@ CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
              "backward": lambda dtype: main_cells(dtype, "backward"),
              "backward-extra": backward_extra_cells, "backward-options": backward_option_cells,
              "decode": decode_cells, "host": host_cells, "peaked": peaked_cells,
-             "backward-peaked": backward_peaked_cells,
-             "survey-forward": lambda dtype: survey_cells("forward", dtype),
-             "survey-backward": lambda dtype: survey_cells("backward", dtype),
-             "survey-decode": lambda dtype: survey_cells("decode", dtype),
-             "survey-few": lambda dtype: survey_cells("few", dtype),
-             "survey-prompts": lambda dtype: survey_cells("prompts", dtype),
-             "survey-training": lambda dtype: survey_cells("training", dtype),
-             "survey-options": lambda dtype: survey_cells("options", dtype, 48, 3e9),
-             "survey-float32": lambda dtype: survey_cells("float32", dtype, 48)}
+             "backward-peaked": backward_peaked_cells}
+# Of random shapes.
+CUDA_SETS |= {"survey-" + which: functools.partial(survey_cells, which)
+              for which in ("forward", "backward", "decode", "few", "prompts", "training")}
+CUDA_SETS["survey-options"] = functools.partial(survey_cells, "options", count=48, most_bytes=3e9)
+CUDA_SETS["survey-float32"] = functools.partial(survey_cells, "float32", count=48)
 CPU_SETS = {"main": small_cells, "options": small_options,
             "backward": lambda dtype: small_cells(dtype, "backward"),
             "backward-extra": small_backward_extra,
@@ -473,5 +471,7 @@ CPU_SETS = {"main": small_cells, "options": small_options,
             "peaked": small_peaked, "backward-peaked": small_backward_peaked}
 
 
-def cells_of(name, device, dtype):
-    return list((CUDA_SETS if device == "cuda" else CPU_SETS)[name](dtype))
+def cells_of(name, device, dtype, shapes=""):
+    """shapes: another text draws other shapes for a survey."""
+    cells = (CUDA_SETS if device == "cuda" else CPU_SETS)[name]
+    return list(cells(dtype, shapes) if name.startswith("survey-") else cells(dtype))

@@ -109,6 +109,13 @@ def test_names_tell_cells_apart(device):
         assert {cell.like for cell in cells} - {""} <= {cell.name for cell in cells}
 
 
+def test_a_text_draws_other_shapes():
+    named = [[c.name for c in peers_cells.cells_of("survey-few", "cuda", "bf16", text)]
+             for text in ("", "a", "a", "b")]
+    assert named[1] == named[2]
+    assert not set(named[0]) & set(named[1]) and not set(named[1]) & set(named[3])
+
+
 def test_a_table_of_results():
     row = run(CELL, Stub("flashattn"), Stub("fa2"), Broken("fa3"))
     result = {
