@@ -32,6 +32,11 @@
 #endif
 #define PERSISTENT (GROUPS > 0)
 
+/* Whether keys and values are copied by cp.async instead of TMA. */
+#ifndef COPIED
+#define COPIED 0
+#endif
+
 #ifdef CACHE
 #define EIGHT_BITS 1
 #if ELEMENT != FA_ELEMENT_FLOAT16 || (CACHE != FA_ELEMENT_FLOAT8_E4M3 && CACHE != FA_ELEMENT_INT8)
@@ -52,9 +57,9 @@
 
 enum {
     CONSUMER_THREADS = 128,
-    THREADS = PERSISTENT ? CONSUMER_THREADS : FA_DECODE_SM90_THREADS, /* that merge */
+    THREADS = PERSISTENT ? CONSUMER_THREADS : FA_DECODE_SM90_THREADS(COPIED), /* that merge */
     WARPS = THREADS / 32,
-    CONSUMER_WARPS = CONSUMER_THREADS / 32, /* the producer's warp is behind them */
+    CONSUMER_WARPS = CONSUMER_THREADS / 32, /* the producer's warps are behind them */
     ROWS = GROUP_ROWS,
     BLOCK_KEYS = KEYS,
     ALIGNED_KEYS = KEYS,                   /* key tiles begin at multiples of it */

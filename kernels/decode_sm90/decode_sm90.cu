@@ -5,7 +5,8 @@
  *
  *   config.cuh    the numbers of the variant, the data of each thread
  *   pipeline.cuh  the state that the warps share
- *   producer.cuh  copies of keys and values
+ *   producer.cuh  keys and values by TMA
+ *   copy.cuh      keys and values by cp.async, for pages of any size
  *   scores.cuh    S^T, logits and weights
  *   values.cuh    O^T
  *   attend.cuh    the loop over key tiles
@@ -13,7 +14,7 @@
  *   bytes_attend.cuh  the loop of keys and values of 8 bits
  *
  * Work tiles, parts and merging are those of decode_sm80 (decode_sm80/work.cuh, merge.cuh, last_part.cuh).
- * A block has a part: a warp loads its keys and values by TMA, and a warpgroup multiplies. The 64 rows of
+ * A block has a part: a warp loads its keys and values by TMA, or four warps copy them, and a warpgroup multiplies. The 64 rows of
  * a product are keys, or columns of the values, and its columns are the rows of the work tile. So a work
  * tile of only 8 rows wastes no work.
  *
@@ -33,7 +34,11 @@
 #endif
 #include "decode_sm90/merge_parts.cuh"
 #include "decode_sm90/pipeline.cuh"
+#if COPIED
+#include "decode_sm90/copy.cuh"
+#else
 #include "decode_sm90/producer.cuh"
+#endif
 #include "ptx/grid.cuh"
 
 /* Computes the block's part of the keys. The last block of a work tile also merges all parts. */
@@ -48,7 +53,7 @@ FA_DEVICE void run_part(const pipeline *pipe, const fa_decode_params *d,
 #endif
     if (w->parts > 0) {
         fa_place at = {0, 0};
-        if (warp_id() == CONSUMER_WARPS) produce(pipe, d, s, w, &at);
+        if (warp_id() >= CONSUMER_WARPS) produce(pipe, d, s, w, &at);
         else attend(pipe, d, w, &at, sums);
         __syncthreads();
     }
@@ -104,12 +109,12 @@ FA_DEVICE void prepare_part(const fa_decode_params *d, const fa_decode_sm90_para
                             const fa_work *w)
 {
     if (d->step == FA_DECODE_MERGE || w->rows == 0) return;
-    if (warp_id() == CONSUMER_WARPS) prefetch_first_tile(d, s, w);
+    if (warp_id() >= CONSUMER_WARPS) prefetch_first_tile(d, s, w);
     else prefetch_queries(d, w);
 }
 #endif
 
-FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     decode_sm90(const __grid_constant__ fa_decode_params d,
                 const __grid_constant__ fa_decode_sm90_params s)
 {
@@ -133,8 +138,10 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
                            .count = s.stages};
 #endif
     if (threadIdx.x == CONSUMER_THREADS) {
-        ptx_tma_prefetch(&s.k);
-        ptx_tma_prefetch(&s.v);
+        if (!COPIED) {
+            ptx_tma_prefetch(&s.k);
+            ptx_tma_prefetch(&s.v);
+        }
         init_barriers(state, s.stages);
     }
     /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */

@@ -9,6 +9,8 @@
  *   stages      stages of the pipeline that fit with the most blocks on a multiprocessor; the planner may
  *               use more or fewer
  *   blocks      the most blocks of a multiprocessor, which limits the registers
+ *   copied      1: four warps copy keys and values by cp.async, row by row, from pages of any size (copy.cuh);
+ *               otherwise a warp loads them by TMA
  *   groups      only of decode_sm90_persistent: warpgroups of a block that have a part each
  *   cache       the type of keys and values, if it has 8 bits, as in decode_sm80
  */
@@ -18,8 +20,8 @@
 #include "../decode_sm80/decode_sm80.h"
 #include "../forward_sm90/forward_sm90.h"
 
-/* A warpgroup computes, and the warp after it loads. */
-#define FA_DECODE_SM90_THREADS (128 + 32)
+/* A warpgroup computes, and the warp after it loads, or the four warps after it. copied: of the variant. */
+#define FA_DECODE_SM90_THREADS(copied) (128 + ((copied) ? 128 : 32))
 
 /* Bytes of a stage: two blocks of 64 rows of 64 columns, of keys or of values. */
 #define FA_DECODE_SM90_STAGE (2 * 64 * 128)
@@ -50,7 +52,7 @@
 /* ---- decode_sm90_persistent ------------------------------------------------------------------- */
 
 /* Each group of a block has a warpgroup that computes and a warp that loads. */
-#define FA_DECODE_SM90_PERSISTENT_THREADS(groups) ((groups)*FA_DECODE_SM90_THREADS)
+#define FA_DECODE_SM90_PERSISTENT_THREADS(groups) ((groups)*FA_DECODE_SM90_THREADS(0))
 
 /* The largest size in bytes of a group's barriers and descriptions of parts. */
 #define FA_DECODE_SM90_STATE 640

@@ -4,7 +4,7 @@
  *
  *     K 0   V 0   K 1   V 1   K 2 ...        (head dim 256: two stages each)
  *
- * The producer's warp fills a stage by TMA; a phase of its full barrier ends when the bytes have arrived.
+ * The producer fills a stage by TMA or by copies; a phase of its full barrier ends when the bytes have arrived.
  * The consumers release it by its empty barrier, with one lane of each warp.
  */
 #ifndef FA_KERNELS_DECODE_SM90_PIPELINE_CUH
@@ -15,6 +15,7 @@
 #include "decode_sm80/key_tiles.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
 #if PERSISTENT
@@ -75,8 +76,8 @@ FA_DEVICE uint32_t descriptor_of(const pipeline *pipe, const fa_place *at)
 }
 #endif
 
-/* Arrivals that fill a stage, in addition to its bytes: also one of each lane that copies scales. */
-enum { FILLERS = EIGHT_BITS ? 1 + 32 : 1 };
+/* Arrivals that fill a stage, in addition to its bytes: also one of each thread that copies. */
+enum { FILLERS = COPIED ? THREADS - CONSUMER_THREADS : EIGHT_BITS ? 1 + 32 : 1 };
 
 FA_DEVICE void init_barriers(shared_state *state, int stages)
 {
@@ -96,6 +97,7 @@ FA_DEVICE void init_barriers(shared_state *state, int stages)
 FA_DEVICE void acquire(const pipeline *pipe, const fa_place *at)
 {
     ptx_mbarrier_wait(&pipe->state->full[at->stage], at->parity);
+    if (COPIED) ptx_fence_proxy_async(); /* products read what threads have copied */
 }
 
 /* All stages of the tile at this place. */

@@ -43,6 +43,7 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
     for (params->box_shift = 0; 1 << params->box_shift < params->box_rows;) params->box_shift++;
     params->stages = l->decode.stages;
     params->divisors = fa_cuda_decode_divisors(p, l);
+    if (v->copied) return true;
     return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->v}, MAPS, encode,
                                fault);
 }
@@ -57,8 +58,31 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* The smallest number of rows of a page: smaller pages would need too many boxes. */
-enum { LEAST_PAGE = 16 };
+bool fa_cuda_has_small_pages(const fa_problem *p)
+{
+    enum { LEAST_PAGE = 16 };
+    return p->block_table && (p->rows_k % 8 || p->rows_k < LEAST_PAGE);
+}
+
+/* copies: whether there are kernels that copy rows. */
+static bool refuse_pages(const fa_problem *p, bool copies, char *why, size_t size)
+{
+    if (!fa_cuda_has_small_pages(p)) return false;
+    if (!copies) {
+        fa_cuda_say(why, size,
+                    "k.shape[1] is %" PRId64 ": expected pages of a multiple of 8 rows, 16 or more",
+                    p->rows_k);
+        return true;
+    }
+    if (p->d % 8 || p->d_v % 8) {
+        fa_cuda_say(why, size,
+                    "the head dims are %" PRId64 " and %" PRId64
+                    ": with pages of %" PRId64 " rows, expected multiples of 8",
+                    p->d, p->d_v, p->rows_k);
+        return true;
+    }
+    return false;
+}
 
 static bool refuse_cache(const fa_problem *p, char *why, size_t size)
 {
@@ -74,13 +98,6 @@ static bool refuse_cache(const fa_problem *p, char *why, size_t size)
     }
     if (dim > 256) {
         fa_cuda_say(why, size, "the head dim is %" PRId64 ", above 256", dim);
-        return true;
-    }
-    if (p->block_table && (p->rows_k % 8 || p->rows_k < LEAST_PAGE)) {
-        fa_cuda_say(why, size,
-                    "k.shape[1] is %" PRId64 ": expected pages of a multiple of 8 rows, "
-                    "%d or more",
-                    p->rows_k, LEAST_PAGE);
         return true;
     }
     return false;
@@ -121,14 +138,15 @@ static const char *arithmetic_of(const fa_variant *v)
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    if (refuse_cache(p, why, size) ||
+    if (refuse_cache(p, why, size) || refuse_pages(p, !fa_cuda_has_8bit_cache(p), why, size) ||
         fa_cuda_refuse_decode(p, fa_cuda_most_decode_sm90_rows(p, device), why, size) ||
         refuse_rows(p, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = fa_cuda_find_decode_sm90(p);
     if (!has_maps(p, v, why, size)) return false;
     plan->arithmetic = arithmetic_of(v);
-    if (!fa_cuda_add_decode(p, v, FA_DECODE_SM90_THREADS, queue_sm90, device, plan, why, size))
+    if (!fa_cuda_add_decode(p, v, FA_DECODE_SM90_THREADS(v->copied), queue_sm90, device, plan, why,
+                            size))
         return false;
     plan->launches[plan->count - 1].overlaps = true;
     return true;
@@ -155,7 +173,7 @@ bool fa_cuda_add_few_sm90(const fa_problem *p, int32_t blocks, const fa_cuda_dev
                           fa_cuda_plan *plan, char *why, size_t size)
 {
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_cache(p, why, size) ||
-        fa_cuda_refuse_block_strides(p, why, size))
+        refuse_pages(p, false, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = find_persistent(p, why, size);
     if (!v || !has_maps(p, v, why, size)) return false;

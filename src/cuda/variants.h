@@ -33,6 +33,7 @@ typedef struct fa_variant {
     int cluster, consumers, chunk, v_rows;                                    /* sm90 */
     int warps, split, group_rows, queries, blocks, ahead, slices, split_keys; /* sm80, sm75 */
     int groups, beside;                                                       /* of mixed batches */
+    int copied;                                                               /* decode_sm90 */
     int own_lengths;    /* forward_sm90_merge */
     int own_blocks;     /* decode_latent_sm90 */
     int rows;           /* simt */

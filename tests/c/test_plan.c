@@ -1333,7 +1333,7 @@ static void check_decode_sm90(const fa_problem *p, const decode_case *x, int box
           why);
     const fa_cuda_plan_launch *l = &plan.launches[0];
     const fa_decode_sm90_params params = params_of(p, l);
-    CHECK(l->variant == x->variant && l->threads == FA_DECODE_SM90_THREADS, "case %d: %s", number,
+    CHECK(l->variant == x->variant && l->threads == FA_DECODE_SM90_THREADS(0), "case %d: %s", number,
           name_of(&plan));
     CHECK(l->tasks == x->tasks && l->decode.parts == x->parts && l->decode.whole == 0,
           "case %d: %d work tiles, %d parts", number, (int)l->tasks, (int)l->decode.parts);
