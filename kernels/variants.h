@@ -446,7 +446,7 @@ VARIANT_16BIT(decode_sm90_d256, .file = "decode_sm90/decode_sm90", .kernel = "de
               .head_dim = 256, .options = 0, .group_rows = 8, .keys = 64, .stages = 4, .static_smem = 480, .blocks = 3)
 VARIANT_16BIT_SUFFIX(decode_sm90_d256, _rows32, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
               .head_dim = 256, .options = 0, .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
-/* For pages that are too small for TMA. */
+/* Rows are copied: for pages that are too small for TMA, and where that is faster. */
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _copied, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .group_rows = 8, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2, .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _copied_rows32, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,

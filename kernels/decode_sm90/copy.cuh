@@ -16,10 +16,10 @@
 
 enum {
     COPY_WARPS = (THREADS - CONSUMER_THREADS) / 32,
-    WARP_ROWS = KEYS / COPY_WARPS,            /* of a tile */
-    ROW_VECTORS = 8 * STAGE_DIM_BLOCKS,       /* of a stage: 16 bytes each */
-    ROWS_AT_ONCE = 32 / ROW_VECTORS,          /* that the lanes of a warp copy */
-    COPIES = WARP_ROWS / ROWS_AT_ONCE         /* of a thread, to a stage */
+    WARP_ROWS = KEYS / COPY_WARPS,      /* of a tile */
+    ROW_VECTORS = 8 * STAGE_DIM_BLOCKS, /* of a stage: 16 bytes each */
+    ROWS_AT_ONCE = 32 / ROW_VECTORS,    /* that the lanes of a warp copy */
+    COPIES = WARP_ROWS / ROWS_AT_ONCE   /* of a thread, to a stage */
 };
 static_assert(WARP_ROWS <= 32, "a lane for each row");
 static_assert(32 % ROW_VECTORS == 0 && WARP_ROWS % ROWS_AT_ONCE == 0, "whole rows");
@@ -62,8 +62,8 @@ FA_DEVICE void copy_tile(const pipeline *pipe, uint64_t address, int columns, fa
 #pragma unroll
     for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, at)) {
         const int column = 8 * (i * ROW_VECTORS + vector);
-        const uint32_t stage = ptx_shared_address(stage_at(pipe, at)) +
-                               (uint32_t)(vector / 8 * DIM_BLOCK_BYTES);
+        const uint32_t stage =
+            ptx_shared_address(stage_at(pipe, at)) + (uint32_t)(vector / 8 * DIM_BLOCK_BYTES);
         ptx_mbarrier_wait(&pipe->state->empty[at->stage], at->parity ^ 1);
 #pragma unroll
         for (int n = 0; n < COPIES; n++) {

@@ -342,7 +342,8 @@ static int other_smem(const fa_variant *v) { return fa_cuda_static_smem(v) + 102
 static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
 {
     const int fitting = device->smem_per_sm / (count_smem(v) + other_smem(v));
-    if ((is_8bit(v) || v->copied) && fitting > v->blocks) return v->blocks; /* the registers' limit */
+    if ((is_8bit(v) || v->copied) && fitting > v->blocks)
+        return v->blocks; /* the registers' limit */
     return fitting < 1 ? 1 : fitting;
 }
 
@@ -763,7 +764,7 @@ static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
 {
     const bool fits = has_8_bits(&p->k) ? v->cache == (fa_element)p->k.dtype
                                         : !is_8bit(v) && v->element == (fa_element)p->q.dtype;
-    if (is_sm90(v) && v->copied != fa_cuda_has_small_pages(p)) return false;
+    if (is_sm90(v) && v->copied != fa_cuda_copies_keys(p)) return false;
     return v->head_dim >= dim && fits && is_latent_kernel(v) == fa_cuda_is_latent(p) &&
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }

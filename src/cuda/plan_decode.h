@@ -35,8 +35,8 @@ int64_t fa_cuda_count_decode_rows(const fa_problem *problem);
 /* Whether keys have 8 bits. */
 bool fa_cuda_has_8bit_cache(const fa_problem *problem);
 
-/* Whether keys are in pages that are too small for TMA: decode_sm90 has kernels that copy rows. */
-bool fa_cuda_has_small_pages(const fa_problem *problem);
+/* Whether decode_sm90 copies keys and values row by row, because pages are too small for TMA or because that is faster. */
+bool fa_cuda_copies_keys(const fa_problem *problem);
 
 /* Bytes of dynamic shared memory of a variant of decode_sm90 with this many stages. */
 int fa_cuda_decode_sm90_smem(const fa_variant *variant, int stages);

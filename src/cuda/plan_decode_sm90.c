@@ -58,30 +58,45 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-bool fa_cuda_has_small_pages(const fa_problem *p)
+/* Whether pages are too small for TMA, whose boxes have 8 rows or more. */
+static bool has_small_pages(const fa_problem *p)
 {
     enum { LEAST_PAGE = 16 };
     return p->block_table && (p->rows_k % 8 || p->rows_k < LEAST_PAGE);
 }
 
-/* copies: whether there are kernels that copy rows. */
-static bool refuse_pages(const fa_problem *p, bool copies, char *why, size_t size)
+static bool has_whole_vectors(const fa_problem *p) { return p->d % 8 == 0 && p->d_v % 8 == 0; }
+
+/* With 8 rows of up to 128 columns, four warps that copy are also faster than TMA with pages of up to 32 rows; with larger ones if there
+ * are few work tiles, which all have about the same number of keys (H200, us, by TMA and copied; 8 key/value heads of 128: one sequence of
+ * 454 keys, pages of 64, 9.4, 7.7; of 30k 38.1, 36.6; 16 sequences of 479 to 19k, pages of 16, 209.7, 210.9, of 64, 195.0, 210.2;
+ * with 32 rows, 8 sequences of 2k to 4k, pages of 16, 36.7, 38.7; head dim 256, 8 rows, 58.2, 59.5). */
+bool fa_cuda_copies_keys(const fa_problem *p)
 {
-    if (!fa_cuda_has_small_pages(p)) return false;
-    if (!copies) {
+    enum { MOST_ROWS = 8, MOST_COLUMNS = 128, LARGE_PAGE = 64, FEW_TILES = 16 };
+    if (has_small_pages(p)) return true;
+    if (!p->block_table || !has_whole_vectors(p) || fa_cuda_has_8bit_cache(p)) return false;
+    return p->d <= MOST_COLUMNS && p->d_v <= MOST_COLUMNS &&
+           fa_cuda_count_decode_rows(p) <= MOST_ROWS &&
+           (p->rows_k < LARGE_PAGE || (!p->batch_invariant && p->batch * p->heads_kv <= FEW_TILES));
+}
+
+/* by_tma: whether there are no kernels that copy rows. */
+static bool refuse_pages(const fa_problem *p, bool by_tma, char *why, size_t size)
+{
+    if (!has_small_pages(p)) return false;
+    if (by_tma) {
         fa_cuda_say(why, size,
                     "k.shape[1] is %" PRId64 ": expected pages of a multiple of 8 rows, 16 or more",
                     p->rows_k);
         return true;
     }
-    if (p->d % 8 || p->d_v % 8) {
-        fa_cuda_say(why, size,
-                    "the head dims are %" PRId64 " and %" PRId64
-                    ": with pages of %" PRId64 " rows, expected multiples of 8",
-                    p->d, p->d_v, p->rows_k);
-        return true;
-    }
-    return false;
+    if (has_whole_vectors(p)) return false;
+    fa_cuda_say(why, size,
+                "the head dims are %" PRId64 " and %" PRId64 ": with pages of %" PRId64
+                " rows, expected multiples of 8",
+                p->d, p->d_v, p->rows_k);
+    return true;
 }
 
 static bool refuse_cache(const fa_problem *p, char *why, size_t size)
@@ -138,7 +153,7 @@ static const char *arithmetic_of(const fa_variant *v)
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    if (refuse_cache(p, why, size) || refuse_pages(p, !fa_cuda_has_8bit_cache(p), why, size) ||
+    if (refuse_cache(p, why, size) || refuse_pages(p, fa_cuda_has_8bit_cache(p), why, size) ||
         fa_cuda_refuse_decode(p, fa_cuda_most_decode_sm90_rows(p, device), why, size) ||
         refuse_rows(p, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
@@ -173,7 +188,7 @@ bool fa_cuda_add_few_sm90(const fa_problem *p, int32_t blocks, const fa_cuda_dev
                           fa_cuda_plan *plan, char *why, size_t size)
 {
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_cache(p, why, size) ||
-        refuse_pages(p, false, why, size) || fa_cuda_refuse_block_strides(p, why, size))
+        refuse_pages(p, true, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = find_persistent(p, why, size);
     if (!v || !has_maps(p, v, why, size)) return false;

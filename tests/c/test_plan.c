@@ -1333,8 +1333,8 @@ static void check_decode_sm90(const fa_problem *p, const decode_case *x, int box
           why);
     const fa_cuda_plan_launch *l = &plan.launches[0];
     const fa_decode_sm90_params params = params_of(p, l);
-    CHECK(l->variant == x->variant && l->threads == FA_DECODE_SM90_THREADS(0), "case %d: %s", number,
-          name_of(&plan));
+    CHECK(l->variant == x->variant && l->threads == FA_DECODE_SM90_THREADS(0), "case %d: %s",
+          number, name_of(&plan));
     CHECK(l->tasks == x->tasks && l->decode.parts == x->parts && l->decode.whole == 0,
           "case %d: %d work tiles, %d parts", number, (int)l->tasks, (int)l->decode.parts);
     CHECK(params.stages == x->stages && params.box_rows == box_rows,
@@ -1466,8 +1466,10 @@ static void test_decode_sm90(void)
     other[0].v.data += 2;
     other[1].mask.data = memory;
     other[2].dropout_threshold = 1;
-    other[3].block_table = (const int32_t *)(const void *)memory, other[3].rows_k = 12;
-    other[4].block_table = (const int32_t *)(const void *)memory, other[4].rows_k = 8;
+    other[3].block_table = (const int32_t *)(const void *)memory, other[3].rows_k = 12,
+    other[3].d = 100;
+    other[4].block_table = (const int32_t *)(const void *)memory, other[4].rows_k = 2,
+    other[4].k.stride[1] += 4;
     set_dtype(&other[5], FA_FLOAT32);
     other[6].attention_chunk = 64;
     other[7].v.dtype = FA_FLOAT8_E4M3;
@@ -1477,8 +1479,8 @@ static void test_decode_sm90(void)
         "v: its address is not a multiple of 16 bytes",
         "options.mask is set",
         "options.dropout_p is set",
-        "k.shape[1] is 12: expected pages of a multiple of 8 rows, 16 or more",
-        "k.shape[1] is 8: expected pages",
+        "the head dims are 100 and 128: with pages of 12 rows, expected multiples of 8",
+        "k: a stride is not a multiple of 16 bytes",
         "q.dtype is float32",
         "options.attention_chunk is 64",
         "v.dtype is float8_e4m3",
@@ -1489,7 +1491,8 @@ static void test_decode_sm90(void)
     static const struct {
         int64_t page;
         int32_t box_rows;
-    } pages[] = {{16, 16}, {24, 8}, {32, 32}, {48, 16}, {64, 64}, {256, 64}};
+    } pages[] = {{16, 16},  {24, 8}, {32, 32}, {48, 16}, {64, 64},
+                 {256, 64}, {1, 0},  {8, 0},   {20, 0}}; /* 0: copied */
     for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
         fa_cuda_plan plan;
         char why[320] = "";
@@ -1497,9 +1500,30 @@ static void test_decode_sm90(void)
         paged.block_table = (const int32_t *)(const void *)memory;
         paged.rows_k = pages[i].page;
         paged.blocks_k = 1024;
+        paged.n_q = paged.rows_q = 3; /* 12 rows */
         CHECK(fa_cuda_plan_make(&paged, &devices[H200], family, &plan, why, sizeof why), "%s", why);
-        CHECK(params_of(&paged, &plan.launches[0]).box_rows == pages[i].box_rows, "pages of %d",
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        const bool copied = pages[i].box_rows == 0;
+        CHECK(fa_variants[l->variant].copied == copied &&
+                  l->threads == FA_DECODE_SM90_THREADS(copied),
+              "pages of %d: %s", (int)pages[i].page, name_of(&plan));
+        CHECK(copied || params_of(&paged, l).box_rows == pages[i].box_rows, "pages of %d",
               (int)pages[i].page);
+    }
+    static const struct {
+        int64_t batch, page, dim;
+        bool copied;
+    } few_rows[] = {{64, 16, 128, true}, {64, 32, 64, true},   {64, 64, 128, false},
+                    {2, 64, 128, true},  {64, 16, 192, false}, {3, 256, 128, false},
+                    {64, 1, 256, true}};
+    for (size_t i = 0; i < sizeof few_rows / sizeof few_rows[0]; i++) {
+        fa_problem paged =
+            make_cached(few_rows[i].batch, 32, 8, 8192, few_rows[i].dim, FA_BFLOAT16);
+        paged.block_table = (const int32_t *)(const void *)memory;
+        paged.rows_k = few_rows[i].page, paged.blocks_k = 8192;
+        const fa_cuda_plan plan = plan_by(family, &paged, &devices[H200]);
+        CHECK(fa_variants[plan.launches[0].variant].copied == few_rows[i].copied, "case %d: %s",
+              (int)i, name_of(&plan));
     }
 }
 
@@ -1539,7 +1563,10 @@ static void test_decode_sm90_bytes(void)
     for (int i = 0; i < 5; i++)
         expect_refusal(&other[i], &devices[H200], "decode_sm90", reasons[i]);
     p.block_table = (const int32_t *)(const void *)memory;
-    p.rows_k = 48, p.blocks_k = 1024;
+    p.rows_k = 12, p.blocks_k = 1024;
+    expect_refusal(&p, &devices[H200], "decode_sm90",
+                   "k.shape[1] is 12: expected pages of a multiple of 8 rows, 16 or more");
+    p.rows_k = 48;
     fa_cuda_plan plan;
     CHECK(fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_sm90, &plan, NULL, 0) &&
               params_of(&p, &plan.launches[0]).box_rows == 16,

@@ -202,7 +202,7 @@ static void test_replay(void)
                                          {3, 99, 0, 64},       {1, 1, 1, 40}, {100, 100, 100, 100}};
     for (int i = 0; i < SHAPES; i++) {
         server shape = shapes[i];
-        shape.page = 16;
+        shape.page = i % 2 ? 5 : 16;
         server *graph = new_server(&shape, 200 + i), *fresh = new_server(&shape, 200 + i);
         fresh->machine.number += 1000;
         const fa_cuda_plan_launch l = make_launch(graph, 5);
@@ -252,15 +252,17 @@ static void test_parts(void)
 /* A table with invalid entries must not cause accesses outside the cache. */
 static void test_wild_tables(void)
 {
-    server shape = shapes[0];
-    shape.page = 16;
-    const int32_t lengths[BATCH] = {700, 650, 16, 1};
-    server *s = new_server(&shape, 400);
-    fill(s, lengths, false);
-    for (int64_t i = 0; i < s->batch * s->stride; i += 2)
-        s->table[i] = i % 4 ? INT32_MIN : (int32_t)s->pages;
-    run_server(s, 4);
-    free_server(s);
+    for (int64_t page = 16; page > 0; page -= 11) {
+        server shape = shapes[0];
+        shape.page = page;
+        const int32_t lengths[BATCH] = {700, 650, 16, 1};
+        server *s = new_server(&shape, 400);
+        fill(s, lengths, false);
+        for (int64_t i = 0; i < s->batch * s->stride; i += 2)
+            s->table[i] = i % 4 ? INT32_MIN : (int32_t)s->pages;
+        run_server(s, 4);
+        free_server(s);
+    }
 }
 
 #endif
