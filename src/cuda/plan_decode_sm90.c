@@ -67,13 +67,13 @@ static bool has_small_pages(const fa_problem *p)
 
 static bool has_whole_vectors(const fa_problem *p) { return p->d % 8 == 0 && p->d_v % 8 == 0; }
 
-/* With 8 rows of up to 128 columns, four warps that copy are also faster than TMA with pages of up to 32 rows; with larger ones if there
- * are few work tiles, which all have about the same number of keys (H200, us, by TMA and copied; 8 key/value heads of 128: one sequence of
- * 454 keys, pages of 64, 9.4, 7.7; of 30k 38.1, 36.6; 16 sequences of 479 to 19k, pages of 16, 209.7, 210.9, of 64, 195.0, 210.2;
- * with 32 rows, 8 sequences of 2k to 4k, pages of 16, 36.7, 38.7; head dim 256, 8 rows, 58.2, 59.5). */
+/* With 8 rows of up to 128 columns, four warps that copy are also faster than TMA with pages of fewer than 32 rows; with larger ones
+ * if there are few work tiles (H200, us, by TMA and copied; 8 key/value heads of 128: one sequence of 454 keys, pages of 64, 9.5, 7.7;
+ * of 30k 38.0, 36.2; 16 sequences of 479 to 19k, pages of 16, 209.7, 210.9, of 32, 198.1, 208.4; with 32 rows, 8 sequences of 2k to 4k,
+ * pages of 16, 36.7, 38.7; head dim 256, 8 rows, 58.2, 59.5). */
 bool fa_cuda_copies_keys(const fa_problem *p)
 {
-    enum { MOST_ROWS = 8, MOST_COLUMNS = 128, LARGE_PAGE = 64, FEW_TILES = 16 };
+    enum { MOST_ROWS = 8, MOST_COLUMNS = 128, LARGE_PAGE = 32, FEW_TILES = 16 };
     if (has_small_pages(p)) return true;
     if (!p->block_table || !has_whole_vectors(p) || fa_cuda_has_8bit_cache(p)) return false;
     return p->d <= MOST_COLUMNS && p->d_v <= MOST_COLUMNS &&

@@ -1513,9 +1513,9 @@ static void test_decode_sm90(void)
     static const struct {
         int64_t batch, page, dim;
         bool copied;
-    } few_rows[] = {{64, 16, 128, true}, {64, 32, 64, true},   {64, 64, 128, false},
-                    {2, 64, 128, true},  {64, 16, 192, false}, {3, 256, 128, false},
-                    {64, 1, 256, true}};
+    } few_rows[] = {{64, 16, 128, true},  {64, 24, 64, true}, {64, 32, 64, false},
+                    {64, 64, 128, false}, {2, 64, 128, true}, {64, 16, 192, false},
+                    {3, 256, 128, false}, {64, 1, 256, true}};
     for (size_t i = 0; i < sizeof few_rows / sizeof few_rows[0]; i++) {
         fa_problem paged =
             make_cached(few_rows[i].batch, 32, 8, 8192, few_rows[i].dim, FA_BFLOAT16);
