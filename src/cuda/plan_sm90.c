@@ -103,6 +103,15 @@ static bool has_better_key_tiles(const fa_problem *p, const fa_variant *fewer,
            100 * count_padded_pairs(p, fewer) <= 107 * count_padded_pairs(p, more);
 }
 
+/* Whether the window is narrower than a query tile: then most key tiles are masked, and a consumer of a larger tile waits for others'
+ * key tiles (H200, 2 sequences of 5,831, 64/16 heads of 64, window 105, us: 192 queries 222, 128 queries 203; 3,389 queries, 6/2
+ * heads, window 120, 29.0, 28.2). */
+static bool has_narrow_window(const fa_problem *p, const fa_variant *v)
+{
+    const int64_t right = p->causal ? 0 : p->window_right;
+    return p->window_left >= 0 && right >= 0 && p->window_left + right < count_queries(v);
+}
+
 /* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.
  * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a causal
  * mask hides more of a larger tile (measured on an H200), unless the larger ones need one round of blocks, and the smaller
@@ -112,6 +121,7 @@ static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
 {
     if (!is_float32(fewer) && fewer->head_dim > 64) return has_better_key_tiles(p, fewer, more);
     if (p->cu_seqlens_q) return !is_float32(fewer); /* smaller tiles have the dynamic schedule */
+    if (!is_float32(fewer) && has_narrow_window(p, more)) return true;
     if (!is_float32(fewer) && !p->batch_invariant && fits_one_round(p, more, device) &&
         !fits_one_round(p, fewer, device))
         return false;
