@@ -1,5 +1,5 @@
 # cmake -P CompileKernel.cmake -- LOG COMPILER ARGUMENT...
-# Runs the compiler and keeps what it says in LOG; shows it if the compiler fails.
+# Runs the compiler and keeps its command, and what it says, in LOG; shows it if the compiler fails.
 set(command "")
 set(seen OFF)
 foreach(i RANGE ${CMAKE_ARGC})
@@ -11,7 +11,8 @@ foreach(i RANGE ${CMAKE_ARGC})
 endforeach()
 list(POP_FRONT command log)
 execute_process(COMMAND ${command} OUTPUT_VARIABLE text ERROR_VARIABLE text RESULT_VARIABLE status)
-file(WRITE "${log}" "${text}")
+list(JOIN command " " words)
+file(WRITE "${log}" "${words}\n${text}")
 if(NOT status EQUAL 0)
     message(NOTICE "${text}")
     message(FATAL_ERROR "the CUDA compiler failed")

@@ -119,8 +119,14 @@ set_property(GLOBAL PROPERTY FA_CUDA_IMAGES_ladder "")
 option(FA_CUDA_ONCE "Kernels for this build alone: without dependency files, larger, from few of CUDA's headers" OFF)
 mark_as_advanced(FA_CUDA_ONCE)
 
-# The older compilers have no choice of compression.
+# Images that differ in their 16-bit type alone come from the same lines and have nearly the same registers. Without most
+# of nvcc's optimizations an image takes a third of the time; the source is read, checked and assembled as before.
+option(FA_CUDA_QUICK_TWINS "Of two kernels that differ in their 16-bit type alone, one with little optimization" OFF)
+mark_as_advanced(FA_CUDA_QUICK_TWINS)
+
+# The older compilers have no choice of compression, and no quick compilation.
 set(FA_NVCC_FLAGS -O3 -std=c++17 -Xptxas -v)
+set(FA_NVCC_QUICK "")
 if(FA_CUDA_ARCHITECTURES)
     execute_process(COMMAND "${FA_NVCC}" --help OUTPUT_VARIABLE help ERROR_QUIET)
     if(help MATCHES "--compress-mode")
@@ -129,6 +135,11 @@ if(FA_CUDA_ARCHITECTURES)
             set(compression speed)
         endif()
         list(APPEND FA_NVCC_FLAGS --compress-mode=${compression})
+    endif()
+    if(FA_CUDA_QUICK_TWINS AND help MATCHES "--Ofast-compile")
+        set(FA_NVCC_QUICK --Ofast-compile=max)
+    elseif(FA_CUDA_QUICK_TWINS)
+        message(STATUS "flashattn: this compiler has no --Ofast-compile: all kernels are optimized")
     endif()
 endif()
 
@@ -174,9 +185,43 @@ function(fa_cuda_targets result oldest each)
     set(${result} "${options}" PARENT_SCOPE)
 endfunction()
 
+# Sets FA_CUDA_QUICK: of the images NAME,KERNEL,... those that are compiled with little optimization. For each kernel (the
+# entry's name) it is the float16 image of the first pair, the bfloat16 image of the second, and so on, so that both types
+# are optimized somewhere; none of a kernel that has one pair only.
+function(fa_cuda_choose_quick)
+    set(names "${ARGN}")
+    list(TRANSFORM names REPLACE ",.*" "")
+    set(quick "")
+    set(kernels "")
+    if(FA_NVCC_QUICK)
+        foreach(image IN LISTS ARGN)
+            string(REGEX REPLACE "^([^,]*),([^,]*).*" "\\1;\\2" image "${image}")
+            list(POP_FRONT image name kernel)
+            string(REGEX REPLACE "_bf16(_|$)" "_f16\\1" twin "${name}")
+            if(twin STREQUAL name OR NOT twin IN_LIST names)
+                continue()
+            endif()
+            list(APPEND kernels ${kernel})
+            list(APPEND pairs_${kernel} ${twin} ${name})
+        endforeach()
+        list(REMOVE_DUPLICATES kernels)
+    endif()
+    foreach(kernel IN LISTS kernels)
+        list(LENGTH pairs_${kernel} length)
+        set(i 0) # the list is f16, bf16, f16, bf16, ...: elements 0, 3, 4, 7, ...
+        while(length GREATER 2 AND i LESS length)
+            math(EXPR other "${i} / 2 % 2 + ${i}")
+            list(GET pairs_${kernel} ${other} name)
+            list(APPEND quick ${name})
+            math(EXPR i "${i} + 2")
+        endwhile()
+    endforeach()
+    set(FA_CUDA_QUICK "${quick}" PARENT_SCOPE)
+endfunction()
+
 # fa_cuda_kernel(collection name source oldest definition...): compiles a source file, if this build is
 # for an architecture that it runs on, into the image `name` of a collection (library or ladder). Beside
-# <name>.fatbin lies <name>.log, what ptxas reports of registers and spills. A definition
+# <name>.fatbin lies <name>.log: the compiler's command, and what ptxas reports of registers and spills. A definition
 # EACH_ARCHITECTURE=1 says that the source looks at __CUDA_ARCH__.
 function(fa_cuda_kernel collection name source oldest)
     set(each OFF)
@@ -195,11 +240,15 @@ function(fa_cuda_kernel collection name source oldest)
         set(list_dependencies "")
         set(depfile "")
     endif()
+    set(quick "")
+    if(name IN_LIST FA_CUDA_QUICK)
+        set(quick ${FA_NVCC_QUICK})
+    endif()
     add_custom_command(
         OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin"
         BYPRODUCTS "${CMAKE_CURRENT_BINARY_DIR}/${name}.log"
         COMMAND "${CMAKE_COMMAND}" -P "${PROJECT_SOURCE_DIR}/cmake/CompileKernel.cmake" --
-                ${name}.log "${FA_NVCC}" --fatbin ${FA_NVCC_FLAGS} ${targets} ${ARGN} ${FA_CUDA_HEADERS}
+                ${name}.log "${FA_NVCC}" --fatbin ${FA_NVCC_FLAGS} ${quick} ${targets} ${ARGN} ${FA_CUDA_HEADERS}
                 "-I${PROJECT_SOURCE_DIR}/kernels" "-I${PROJECT_SOURCE_DIR}/src"
                 ${list_dependencies} -o ${name}.fatbin "${source}"
         DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/CompileKernel.cmake"

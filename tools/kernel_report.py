@@ -8,6 +8,10 @@ BUILD (default: build) is a build directory with compiled kernels (make CUDA=all
 a kernel that must be fast spills, if one has more static shared memory than the planner counts with, or if
 anything differs from the recorded table. Registers depend on the compiler: with another nvcc than the
 table's only spills and shared memory are looked at.
+
+A build with FA_CUDA_QUICK_TWINS compiles one of two images that differ in their 16-bit type with little
+optimization; its log says so. Of such an image only the kernel and its architectures are compared. Its twin
+must be there, of which all is.
 """
 
 import argparse
@@ -34,12 +38,18 @@ FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) by
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
 
+# An image with little optimization: the first line of a log is the compiler's command.
+QUICK = re.compile(r".*nvcc.* --Ofast-compile=max ")
+NOT_COMPARED = {"registers": "-", "spill": "-", "stack": "-", "shared": "-"}
+TYPE = re.compile(r"_(bf16|f16)(?=_|$)")
+
 
 def rows_of(log, image):
     """One row (a dict) for each kernel and architecture in a log. Properties of functions that are not
     inlined come between an entry's lines; the entry's own come last."""
     rows = []
-    for line in log.read_text().splitlines():
+    text = log.read_text()
+    for line in text.splitlines():
         if match := ENTRY.search(line):
             rows.append(dict.fromkeys(COLUMNS, "0") | {
                 "image": image, "kernel": match[1], "architecture": match[2]})
@@ -49,7 +59,7 @@ def rows_of(log, image):
         elif rows and (match := USED.search(line)):
             shared = SHARED.search(line)
             rows[-1] |= {"registers": match[1], "shared": shared[1] if shared else "0"}
-    return rows
+    return [row | NOT_COMPARED for row in rows] if QUICK.match(text) else rows
 
 
 def all_rows(build):
@@ -59,6 +69,20 @@ def all_rows(build):
             if log.with_suffix(".fatbin").exists():
                 rows += rows_of(log, f"{folder}/{log.stem}")
     return rows
+
+
+def quick_images(rows):
+    """The images with little optimization."""
+    return sorted({row["image"] for row in rows if row["registers"] == NOT_COMPARED["registers"]})
+
+
+def without_twin(rows, quick):
+    """Images with little optimization for which no image in the other type stands."""
+    compared = {row["image"] for row in rows} - set(quick)
+    for image in quick:
+        twin = TYPE.sub(lambda match: {"bf16": "_f16", "f16": "_bf16"}[match[1]], image)
+        if twin not in compared:
+            yield f"{image}: compiled with little optimization, and {twin} is not there, optimized"
 
 
 def compiler_of(build):
@@ -125,14 +149,20 @@ def recorded():
     return first.removeprefix("nvcc "), lines
 
 
-def differences(lines, version):
+def as_compared(line, quick):
+    """A row of the table, of an image with little optimization without what that changes."""
+    row = dict(zip(COLUMNS, line.split()))
+    return tuple((row | NOT_COMPARED if row["image"] in quick else row).values())
+
+
+def differences(lines, quick, version):
     old_version, old = recorded()
     if old_version != version:
         print(f"{TABLE.relative_to(ROOT)} is of nvcc {old_version}, this build of {version}: "
               "registers are not compared", file=sys.stderr)
         return []
     # Column widths follow the longest entry: compare without blanks.
-    before, after = ({tuple(line.split()) for line in table} for table in (old, lines))
+    before, after = ({as_compared(line, quick) for line in table} for table in (old, lines))
     return ([f"recorded, not built: {' '.join(row)}" for row in sorted(before - after)] +
             [f"built, not recorded: {' '.join(row)}" for row in sorted(after - before)])
 
@@ -147,9 +177,18 @@ def main():
         sys.exit(f"{arguments.build}: no compiled kernels (make CUDA=all)")
     version, lines = compiler_of(arguments.build), layout(rows)
     print("\n".join(lines))
+    quick = quick_images(rows)
+    if quick:
+        types = [TYPE.search(image)[1] for image in quick]
+        print(f"{len({row['image'] for row in rows})} images, {len(quick)} of them compiled with little "
+              f"optimization ({types.count('f16')} f16, {types.count('bf16')} bf16): their registers, spills, stack "
+              "frames and shared memory are not compared, but those of their twins in the other type")
+    if arguments.update and quick:
+        sys.exit("--update: not by a build with FA_CUDA_QUICK_TWINS")
     if arguments.update:
         TABLE.write_text("\n".join([f"nvcc {version}", *lines]) + "\n")
-    faults = [*spills(rows), *oversized(rows), *differences(lines, version)]
+    compared = [row for row in rows if row["image"] not in quick]
+    faults = [*without_twin(rows, quick), *spills(compared), *oversized(compared), *differences(lines, quick, version)]
     print("\n".join(faults), end="\n" if faults else "", file=sys.stderr)
     return 1 if faults else 0
 
