@@ -24,7 +24,8 @@ static bool runs_avx2(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 #endif
-#ifdef FA_HAVE_AVX512
+/* A wider set does not need the build to have the narrower one (FA_ISAS). */
+#if defined FA_HAVE_AVX512 || defined FA_HAVE_AVX512_BF16 || defined FA_HAVE_AMX
 extern const fa_cpu_engine fa_cpu_engine_avx512;
 static bool runs_avx512(void)
 {
@@ -32,7 +33,7 @@ static bool runs_avx512(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 #endif
-#ifdef FA_HAVE_AVX512_BF16
+#if defined FA_HAVE_AVX512_BF16 || defined FA_HAVE_AMX
 extern const fa_cpu_engine fa_cpu_engine_avx512_bf16;
 static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
