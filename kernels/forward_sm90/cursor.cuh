@@ -70,7 +70,11 @@ typedef struct tile_limits {
 /* A kernel with one option is launched only for problems with this option. */
 FA_DEVICE int find_tile_options(const work_tile *w)
 {
+#if SPLIT
+    return (void)w, OPTIONS;
+#else
     return OPTIONS & (OPTIONS - 1) ? warp_uniform(w->options) : OPTIONS;
+#endif
 }
 
 #endif

@@ -111,6 +111,8 @@ FA_DEVICE bool allow_series(const fa_attention_params *p, const work_tile *w, ro
 
 /* ---- ALiBi ----------------------------------------------------------------------------------- */
 
+#if HAS_OTHER_OPTIONS
+
 /* Subtracts slope times the distance from query to key. Left of the diagonal this is linear in the key: one
  * multiply-add for each score. The part that depends only on the row becomes a shift of its base. */
 FA_DEVICE void subtract_alibi(float *s, const work_tile *w, int tile, exponent_units *u,
@@ -130,6 +132,8 @@ FA_DEVICE void subtract_alibi(float *s, const work_tile *w, int tile, exponent_u
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) s[i] = fmaf(slope, (float)(i / 4 * 8 + i % 2), s[i]);
 }
+
+#endif
 
 /* ---- Bias ------------------------------------------------------------------------------------ */
 
@@ -244,7 +248,11 @@ FA_DEVICE void apply_score_options(const pipeline *pipe, const fa_attention_para
     (void)p, (void)recomputed;
     if (limits->options & FA_SM90_SOFTCAP) cap_scores(s, w->inner);
     else if (limits->options & FA_SM90_SCALED) scale_scores(s, w->inner);
+#if HAS_OTHER_OPTIONS
     if (limits->options & FA_SM90_ALIBI) subtract_alibi(s, w, at->tile, u, consumer);
+#else
+    (void)u, (void)consumer;
+#endif
 #if HIDES_VALUES
     if (limits->options & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
         apply_bias_and_mask(pipe, p, at, limits, s, recomputed, consumer);

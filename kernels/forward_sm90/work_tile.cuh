@@ -11,6 +11,9 @@
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 
+/* Whether there may be options besides a softcap. Work tiles of split keys have no room for what these need. */
+#define HAS_OTHER_OPTIONS (OPTIONS && !SPLIT)
+
 /* Query i of the work tile may see the keys [lo + i, hi + i) as far as they are in [0, n_k). Keys are counted
  * from first_key on. */
 typedef struct work_tile {
@@ -33,11 +36,15 @@ typedef struct work_tile {
     int32_t unmasked_from[CONSUMERS], unmasked_to[CONSUMERS];
     int32_t plain_from[CONSUMERS];
     float scale; /* from what comes to the softmax to exponents of 2 */
-#if OPTIONS
+#if HAS_OTHER_OPTIONS
     int32_t options; /* which of OPTIONS it has */
-    float inner;     /* factor of scores, before their tanh or alone */
-    float unit;      /* a logit of 1, in the units of what comes to the softmax */
-    float slope;     /* ALiBi's */
+#endif
+#if OPTIONS
+    float inner; /* factor of scores, before their tanh or alone */
+#endif
+#if HAS_OTHER_OPTIONS
+    float unit;  /* a logit of 1, in the units of what comes to the softmax */
+    float slope; /* ALiBi's */
 #endif
 } work_tile;
 static_assert(sizeof(work_tile) <= FA_SM90_ENTRY_BYTES, "the planner reserves so many bytes");
@@ -259,8 +266,12 @@ FA_DEVICE void find_units(const fa_attention_params *p, work_tile *w)
     const bool capped = p->softcap > 0.0f, small = !(scale >= FA_SM90_MIN_SCALE);
     w->inner = capped ? scale / p->softcap : small ? scale * FA_LOG2E : 1.0f;
     w->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
+#if HAS_OTHER_OPTIONS
     w->unit = FA_LOG2E / w->scale;
+#endif
 }
+
+#if HAS_OTHER_OPTIONS
 
 FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *s, work_tile *w)
 {
@@ -274,6 +285,16 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
     if (p->mask.data || (p->bias.data && !s->bias_mapped)) w->options |= FA_SM90_BY_ROWS;
     if (p->dropout_threshold) w->options |= FA_SM90_DROPOUT;
 }
+
+#else
+
+FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *s, work_tile *w)
+{
+    (void)s;
+    find_units(p, w);
+}
+
+#endif
 
 #else
 

@@ -166,10 +166,9 @@ static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
-/* The options that change scores or weights. bias: for its map, if FA_SM90_BIAS is among them; NULL: it is read by its
- * strides. Kernels with at most one option assume that the largest score gives the largest logit, which is wrong for a
+/* Kernels with at most one option assume that the largest score gives the largest logit, which is wrong for a
  * negative scale. With a bias, the bias divided by the scale must not overflow. */
-static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
+int fa_cuda_sm90_options(const fa_problem *p, fa_tensor_map_shape *bias)
 {
     const bool mapped = bias && fa_cuda_map_bias(p, bias);
     int options = 0;
@@ -478,7 +477,7 @@ static bool plan_any(const fa_problem *p, int first, int end, int options, bool 
 bool fa_cuda_add_sm90(const fa_problem *p, int first, int end, bool overlaps,
                       const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
 {
-    const int options = find_options(p, &plan->launches[plan->count].sm90.maps[3]);
+    const int options = fa_cuda_sm90_options(p, &plan->launches[plan->count].sm90.maps[3]);
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
         refuse_sizes(p, why, size))
         return false;
@@ -519,8 +518,8 @@ static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
         refuse_sizes(p, why, size))
         return false;
-    return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, find_options(p, NULL),
-                    false, device, plan, why, size);
+    return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90,
+                    fa_cuda_sm90_options(p, NULL), false, device, plan, why, size);
 }
 
 static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -535,7 +534,7 @@ static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cud
     }
     if (fa_cuda_refuse_options(p, why, size) || refuse_sizes(p, why, size)) return false;
     return plan_any(p, FA_FIRST_forward_f16x3_sm90, FA_END_forward_f16x3_sm90,
-                    find_options(p, NULL), false, device, plan, why, size);
+                    fa_cuda_sm90_options(p, NULL), false, device, plan, why, size);
 }
 
 const fa_cuda_family fa_cuda_forward_f16x3_sm90 = {

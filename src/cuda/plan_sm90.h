@@ -17,6 +17,10 @@ bool fa_cuda_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *l
 void fa_cuda_set_sm90_order(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                             fa_sm90_params *params);
 
+/* The options FA_SM90_SOFTCAP ... that change scores or weights. bias: for its map, if FA_SM90_BIAS is among them; NULL: it is
+ * read by its strides. */
+int fa_cuda_sm90_options(const fa_problem *problem, fa_tensor_map_shape *bias);
+
 /* Adds a launch of the first of these variants of forward_sm90 that takes the problem. */
 bool fa_cuda_add_sm90(const fa_problem *problem, int first, int end, bool overlaps,
                       const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size);

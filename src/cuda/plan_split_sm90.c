@@ -91,9 +91,10 @@ static bool refuse_split(const fa_problem *p, char *why, size_t size)
                     p->max_q, fa_cuda_most_few(p));
         return true;
     }
-    const char *option = p->batch_invariant          ? "options.flags has FA_BATCH_INVARIANT"
-                         : fa_cuda_changes_scores(p) ? "an option changes scores or weights"
-                                                     : NULL;
+    const bool others = fa_cuda_sm90_options(p, NULL) & ~FA_SM90_SOFTCAP;
+    const char *option = p->batch_invariant ? "options.flags has FA_BATCH_INVARIANT"
+                         : others ? "an option besides a softcap changes scores or weights"
+                                  : NULL;
     if (option) fa_cuda_say(why, size, "%s: keys are not split", option);
     return option;
 }
@@ -119,10 +120,11 @@ static int64_t clamp(int64_t x, int64_t least, int64_t most)
 
 static const fa_variant *find_variant(const fa_problem *p)
 {
+    const int options = fa_cuda_sm90_options(p, NULL);
     for (int i = FA_FIRST_forward_sm90_split; i < FA_END_forward_sm90_split; i++) {
         const fa_variant *v = &fa_variants[i];
         if (v->element == (fa_element)p->q.dtype && p->d <= v->head_dim && p->d_v <= v->value_dim &&
-            fa_cuda_fits_pages(v, p))
+            v->options == options && fa_cuda_fits_pages(v, p))
             return v;
     }
     return NULL;
@@ -505,8 +507,10 @@ static double count_section_bytes(const shape *s, int64_t sections)
 }
 
 /* The time of a key tile, relative to that without split keys, if lengths are on the device: blocks read the keys of a head at
- * different times, and the L2 cache limits them. */
-static const double slowness_of_sections = 1.1;
+ * different times, and the L2 cache limits them. Products of wide heads take longer than that (H200, us, head dim 256, 16 heads of
+ * 8, pages of 16, sections and whole query tiles: 12 decodes at 2k and 2 prompts of 1k 110, 123; 32 decodes 198, 229; these at 8k
+ * with a window of 1k and a chunk of 512 113, 113; 12 of them 65, 74). */
+static double slowness_of_sections(const fa_problem *p) { return p->d > MIDDLE ? 1.0 : 1.1; }
 
 /* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
 static double sections_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
@@ -514,14 +518,34 @@ static double sections_seconds(const fa_problem *p, const shape *s, const work *
     const double tiles = (double)w->tiles / (double)blocks, merging = merging_seconds(s, blocks);
     const double each = w->average * s->tile_seconds;
     if (fa_cuda_has_own_lengths(p))
-        return s->pace->launch + tiles * (slowness_of_sections * each + s->pace->round) + merging;
+        return s->pace->launch + tiles * (slowness_of_sections(p) * each + s->pace->round) +
+               merging;
     return all_seconds(s, tiles * (each + s->pace->round)) + merging;
 }
 
-/* How long the line can be: packed queries have rows of no sequence before and behind all others. */
-static bool is_line_too_long(const fa_problem *p, const shape *s, const fa_sm90_split *split)
+/* What a query tile costs its section besides its keys. With many tiles in each, the same as in the model of the time; with few,
+ * little of it overlaps, and a section of several short tiles ended last (H200, pages, us, with 1.5 us for each and 3.5: 51 queries
+ * at 8k and two prompts of 59 and 28, 40 heads of 8, 49.5, 36.7; 17 decodes and prompts of 942, 300 and 120, 3 of 1, 26.9, 20.5; 5
+ * decodes at 9k and a prompt of 260, 24 of 8, 73.9, 64.2; eight others 1.00 to 1.22, one 0.98; but six prompts of up to 2,595, 32
+ * of 8, some 15 tiles in a section, 237, 259). */
+static const double seconds_of_few = 3.5e-6;
+
+static double find_seconds_of_tile(const fa_problem *p, const shape *s, int64_t sections)
 {
-    const int64_t keys = (p->cu_seqlens_k ? p->rows_k : p->n_k) + split->tile_cost;
+    enum { FEW_TILES = 4 };
+    return count_work_tiles(p, s) <= FEW_TILES * sections ? seconds_of_few : lengths_pace.round;
+}
+
+/* The same in keys. */
+static int32_t find_tile_cost(const shape *s, double seconds)
+{
+    return (int32_t)(seconds / find_tile_seconds(s->variant, &lengths_pace, false) * s->keys);
+}
+
+/* How long the line can be: packed queries have rows of no sequence before and behind all others. */
+static bool is_line_too_long(const fa_problem *p, const shape *s)
+{
+    const int64_t keys = (p->cu_seqlens_k ? p->rows_k : p->n_k) + find_tile_cost(s, seconds_of_few);
     const double tiles = (double)p->rows_q / s->queries + 1;
     const double all = p->cu_seqlens_q ? tiles + (double)p->batch + 2 : tiles * (double)p->batch;
     return all * (double)p->heads_q / s->group * (double)keys >= FA_SM90_LINE;
@@ -545,8 +569,7 @@ static int64_t count_slices(int64_t sections, int64_t in_step)
 static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t sections)
 {
     const int64_t heads = p->heads_q / s->group, in_step = count_in_step(heads, sections);
-    const double cost =
-        lengths_pace.round / find_tile_seconds(s->variant, &lengths_pace, false) * s->keys;
+    const double seconds = find_seconds_of_tile(p, s, sections);
     return (fa_sm90_split){.parts = FA_SM90_SECTION_PARTS,
                            .queries = s->rows,
                            .value_dim = s->variant->value_dim,
@@ -557,7 +580,7 @@ static fa_sm90_split cut_line(const fa_problem *p, const shape *s, int64_t secti
                            .sections = (int32_t)(sections / in_step * in_step),
                            .by_step = fa_reciprocal_of(in_step),
                            .by_slices = fa_reciprocal_of(count_slices(sections, in_step)),
-                           .tile_cost = (int32_t)cost,
+                           .tile_cost = find_tile_cost(s, seconds),
                            .least = LEAST_SECTION};
 }
 
@@ -570,13 +593,21 @@ static double average_seconds(const shape *s, int64_t blocks)
     return all_seconds(s, (double)fa_cuda_count_tiles(s->tiles * s->heads, blocks) * each);
 }
 
+/* Bytes of keys and values a second of a block, if most pairs of multiprocessors have one and some have two (H200, us, whole query
+ * tiles and sections: 80 of them with 17,857 keys of 256 columns 404, 351; 72 with 16,402 of 128 165, 157). */
+static const double rate_of_block = 50e9;
+
 /* The time with whole query tiles that heads share: with many short sequences, whose last tiles would be mostly empty. */
 static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     if (fa_cuda_has_own_lengths(p)) return INFINITY;
-    const shape s = find_whole_tiles(p, v), alone = find_shape(p, v, &paces_of(p)->plain);
+    shape s = find_whole_tiles(p, v);
+    const shape alone = find_shape(p, v, &paces_of(p)->plain);
     if (s.group == 1 || s.tiles > INT32_MAX / s.heads) return INFINITY;
     if (10 * s.tiles * s.heads > 9 * alone.tiles * alone.heads) return INFINITY;
+    if (2 * s.tiles * s.heads > blocks)
+        s.tile_seconds =
+            fmax(s.tile_seconds, 2.0 * (double)(v->keys * (p->d + p->d_v)) / rate_of_block);
     return average_seconds(&s, blocks);
 }
 
@@ -586,8 +617,7 @@ static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t bl
 static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     const shape s = find_longest(p, v);
-    const fa_sm90_split split = cut_line(p, &s, 1);
-    if (p->n_k < LEAST_KEYS || s.group == 1 || is_line_too_long(p, &s, &split)) return INFINITY;
+    if (p->n_k < LEAST_KEYS || s.group == 1 || is_line_too_long(p, &s)) return INFINITY;
     const work w = find_work(p, &s);
     return sections_seconds(p, &s, &w, blocks);
 }
@@ -790,8 +820,7 @@ static bool add_merge(const fa_problem *p, bool sections, const fa_cuda_device *
 static bool refuse_line(const fa_problem *p, const fa_variant *v, char *why, size_t size)
 {
     const shape s = find_longest(p, v);
-    const fa_sm90_split split = cut_line(p, &s, 1);
-    if (!is_line_too_long(p, &s, &split)) return false;
+    if (!is_line_too_long(p, &s)) return false;
     fa_cuda_say(why, size, "sequences have too many queries and keys for split keys");
     return true;
 }

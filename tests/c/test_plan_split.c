@@ -380,6 +380,27 @@ static void test_mixed(void)
     }
 }
 
+/* decode_sm90 takes a batch of few queries on average, unless it would read the keys of the longest sequence often: it has 8 rows of
+ * a work tile here, so 4 queries. */
+static void test_reads(void)
+{
+    static const struct {
+        int64_t max_q, d, window;
+        bool decode;
+    } cases[] = {{32, 128, -1, true},  {33, 128, -1, false}, {96, 64, 1023, false},
+                 {32, 64, 1023, true}, {17, 256, -1, false}, {17, 256, 1023, true},
+                 {16, 256, -1, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_chunk(16, 42, 41 + cases[i].max_q, 8192, cases[i].d);
+        fa_cuda_plan plan;
+        p.max_q = cases[i].max_q;
+        p.window_left = cases[i].window;
+        CHECK(plan_by(NULL, &p, &plan), "no plan");
+        CHECK((plan.family == &fa_cuda_decode_sm90) == cases[i].decode, "case %d: %s", (int)i,
+              plan.family->name);
+    }
+}
+
 /* A query without data has room for what runs if they are not aligned: another family than this one, in front of it. */
 static void test_unaligned(void)
 {
@@ -499,7 +520,7 @@ static void test_refusals(void)
     fa_cuda_plan plan;
     for (int i = 0; i < 7; i++) other[i] = p;
     other[0].batch_invariant = true;
-    other[1].softcap = 30;
+    other[1].softcap = 30, other[1].alibi_slopes = numbers;
     other[2].alibi_slopes = numbers;
     other[3].scale = -1;
     other[4].attention_chunk = 100;
@@ -525,6 +546,43 @@ static void test_refusals(void)
               plan.family != split_family,
           "A100");
     CHECK(plan_by(&fa_cuda_forward_sm90, &p, &plan) && plan.count == 1, "sm90 by name");
+}
+
+/* A softcap alone has variants, for parts of chunks, for sections, and for whole query tiles. */
+static void test_softcap(void)
+{
+    static const int64_t dims[] = {64, 80, 128, 192, 256};
+    static const int widths[] = {64, 128, 128, 256, 256};
+    for (int i = 0; i < 10; i++) {
+        fa_problem p = i < 5 ? make_problem(1, 8192, 8192, dims[i])
+                             : make_chunk(8, 1, 512, 16384, dims[i - 5]);
+        fa_cuda_plan plan;
+        p.softcap = 30;
+        const bool made = plan_by(NULL, &p, &plan);
+        CHECK(made && plan.family == split_family, "%d", i);
+        if (!made) continue;
+        const fa_variant *v = &fa_variants[plan.launches[0].variant];
+        CHECK(v->options == FA_SM90_SOFTCAP && v->head_dim == widths[i % 5], "%d: %s", i, v->name);
+    }
+}
+
+/* Query tiles cost more keys where sections have few of them. The line counts the larger cost when it might be too long. */
+static void test_tile_cost(void)
+{
+    fa_problem few = make_chunk(8, 3, 300, 8192, 128), many = make_chunk(8, 40, 60000, 8192, 128);
+    fa_cuda_plan plan;
+    few.max_q = 200, many.max_q = 3000;
+    CHECK(fa_cuda_plan_split_form(&few, FA_CUDA_SECTIONS, &devices[H200],
+                                  (fa_cuda_plan_begin(&devices[H200], split_family, &plan), &plan),
+                                  NULL, 0),
+          "few");
+    const int32_t large = plan.launches[0].sm90.split.tile_cost;
+    CHECK(fa_cuda_plan_split_form(&many, FA_CUDA_SECTIONS, &devices[H200],
+                                  (fa_cuda_plan_begin(&devices[H200], split_family, &plan), &plan),
+                                  NULL, 0),
+          "many");
+    const int32_t small = plan.launches[0].sm90.split.tile_cost;
+    CHECK(2 * small < large && large < 512, "%d and %d keys", (int)small, (int)large);
 }
 
 /* By its name the family takes problems that it would not be faster for. */
@@ -568,11 +626,14 @@ int main(void)
     test_lengths();
     test_kinds_of_lengths();
     test_mixed();
+    test_reads();
     test_unaligned();
     test_unaligned_packed();
     test_no_sequences();
     test_whole_tiles();
     test_refusals();
+    test_softcap();
+    test_tile_cost();
     test_by_name();
     test_workspace();
     return test_end();

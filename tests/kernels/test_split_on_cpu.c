@@ -71,10 +71,8 @@ static int packed_queries, packed_keys, queries_by_length, keys_by_length, pages
 static int groups[FA_SM90_BOX_ROWS + 1], uniform, whole;
 /* Calls with whole query tiles and lengths on the device. */
 static int taken;
-/* Problems with lengths on the device, in which three or four sections share query tiles: found by a scan. */
-static const int64_t shared[] = {447, 449, 467};
-/* Peaked problems with whole query tiles. */
-static const int64_t with_whole_tiles[] = {16, 52};
+/* Peaked problems with whole query tiles, and two in which three and four sections share query tiles: found by a scan. */
+static const int64_t peaked[] = {16, 52, 449, 467};
 
 /* Query tiles that sections share, by the number of their parts. */
 static int cuts[FA_SM90_SECTION_PARTS + 1];
@@ -227,14 +225,10 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return (fa_status)RANDOM_WRONG;
 }
 
-/* Whether query i of a head has its results by the reference, or only NaN. */
-static void check_row(const attention *a, const ref_array *want, const ref_array *lse, int64_t h,
-                      int64_t i, bool is_nan)
+/* Whether query i of a head has its outputs by the reference, or only NaN. */
+static void check_outputs(const attention *a, const ref_array *want, int64_t h, int64_t i,
+                          bool is_nan)
 {
-    const float own = a->lse[h * a->s.n_q + i];
-    const double exact = lse->value[h * a->s.n_q + i];
-    CHECK(is_nan ? isnan(own) : fabs(own - exact) < 1e-3,
-          "head %lld, query %lld: lse %g, expected %g", (long long)h, (long long)i, own, exact);
     for (int64_t c = 0; c < a->s.d_v; c++) {
         const double x = ref_load(&a->out, 0, i, h, c),
                      y = want->value[ref_array_index(want, 0, i, h, c)];
@@ -242,6 +236,17 @@ static void check_row(const attention *a, const ref_array *want, const ref_array
               "head %lld, query %lld, column %lld: %g, expected %g", (long long)h, (long long)i,
               (long long)c, x, y);
     }
+}
+
+/* The same, and its log-sum-exp. */
+static void check_row(const attention *a, const ref_array *want, const ref_array *lse, int64_t h,
+                      int64_t i, bool is_nan)
+{
+    const float own = a->lse[h * a->s.n_q + i];
+    const double exact = lse->value[h * a->s.n_q + i];
+    CHECK(is_nan ? isnan(own) : fabs(own - exact) < 1e-3,
+          "head %lld, query %lld: lse %g, expected %g", (long long)h, (long long)i, own, exact);
+    check_outputs(a, want, h, i, is_nan);
 }
 
 /* A NaN in the queries of the first head or in one of its keys: the rows that see it are NaN, in whatever part they see
@@ -338,6 +343,48 @@ static void test_groups(void)
         ref_array_free(&lse);
         attention_free(&a);
     }
+}
+
+/* A softcap at each head dim that has a variant, in parts, sections and whole query tiles that heads share, with lengths on the
+ * device or without: a small one, by tanh; and a large one, by tanh if the log-sum-exp is wanted, else by a series. Some sums
+ * of parts have sinks added. */
+static void test_softcaps(void)
+{
+    static const int64_t dims[] = {64, 128, 256};
+    static const float sinks[] = {0.5f, -1, 2, 1};
+    const int sections = with_parts[FA_SM90_SECTION_PARTS], tiles = whole + taken,
+              parts = with_parts[2] + with_parts[3];
+    for (int64_t n = 0; n < 24; n++) {
+        attention a;
+        ref_array want, lse;
+        const shape s = {1, 4, 2, n % 4 < 2 ? 140 : 70, 400, dims[n % 3], dims[n % 3]};
+        static int32_t keys[1] = {370};
+        make_aligned(&a, (uint64_t)n, s, n / 3 % 2 ? FA_FLOAT16 : FA_BFLOAT16);
+        a.in.options.flags = FA_CAUSAL;
+        if (n % 5 == 0) {
+            a.in.options.flags |= FA_WINDOW;
+            a.in.options.window_left = 250;
+            a.in.options.window_right = -1;
+        }
+        a.in.options.softcap = n % 4 == 1 ? 1.5f : 25.0f;
+        if (n / 6 % 2) a.in.options.seqlens_k = keys;
+        if (n % 7 == 2) a.in.options.sinks = sinks;
+        ref_forward(&a.in, &want, &lse);
+        random_call call = forward_call(&a);
+        const bool with_lse = n / 12 > 0;
+        if (!with_lse) call.lse = NULL;
+        check_attends(attend, n, &call);
+        for (int64_t h = 0; h < s.heads_q; h++)
+            for (int64_t i = 0; i < s.n_q; i++)
+                if (with_lse) check_row(&a, &want, &lse, h, i, false);
+                else check_outputs(&a, &want, h, i, false);
+        ref_array_free(&want);
+        ref_array_free(&lse);
+        attention_free(&a);
+    }
+    CHECK(with_parts[FA_SM90_SECTION_PARTS] > sections && whole + taken > tiles &&
+              with_parts[2] + with_parts[3] > parts,
+          "a form did not run with a softcap");
 }
 
 /* More packed sequences than three warps have lanes, most of them empty or of one query: whole query tiles, by a counter and
@@ -450,19 +497,16 @@ int main(int argc, char **argv)
     int done = run_problems(settings, &number, begin, wanted);
     random_settings all = settings;
     all.wants = NULL;
-    for (size_t i = 0; i < sizeof shared / sizeof shared[0] && argc == 1; i++) {
-        number = shared[i];
-        done += run_length_problems(all, &number, shared[i] + 1);
-    }
-    for (size_t i = 0; i < sizeof with_whole_tiles / sizeof with_whole_tiles[0] && argc == 1; i++) {
-        number = with_whole_tiles[i];
-        done += run_peaked_problems(&all, &number, with_whole_tiles[i] + 1);
+    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++) {
+        number = peaked[i];
+        done += run_peaked_problems(&all, &number, peaked[i] + 1);
     }
     static const int64_t seen_from[] = {-400, -1, 0, 77, 128, 299};
     for (size_t i = 0; i < sizeof seen_from / sizeof seen_from[0]; i++) test_nan(seen_from[i]);
     test_many_tiles(5);
     test_far_windows();
     test_groups();
+    test_softcaps();
     for (int64_t n = 2; n < 8; n++) test_many_sequences(n); /* 2 and 5: whole query tiles */
     for (int i = 0; i < 2; i++) test_wild_lengths(i);
     for (int64_t i = 0; i < 4; i++) /* any number of parts; 2, 4, and 6 of them */
