@@ -43,8 +43,18 @@ typedef struct fa_work {
 #endif
 
 /* Row r is query r / d->heads of the tile and head r % d->heads. */
+#ifndef FEW_ROWS
 FA_DEVICE int query_of(const fa_decode_params *d, int r) { return r / d->heads; }
 FA_DEVICE int head_of(const fa_decode_params *d, int r) { return r % d->heads; }
+#else
+/* The same by a factor, which is exact for so few rows: each row of a thread would need a division otherwise, and a block that
+ * runs its code once waits for its instructions. */
+FA_DEVICE int query_of(const fa_decode_params *d, int r)
+{
+    return r * (int)((4095u + (uint32_t)d->heads) / (uint32_t)d->heads) >> 12;
+}
+FA_DEVICE int head_of(const fa_decode_params *d, int r) { return r - query_of(d, r) * d->heads; }
+#endif
 
 /* A tile of a packed sequence whose batch item is known. Tiles of sequences that another launch
  * computes have no rows. */

@@ -77,7 +77,7 @@ FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, const fa_
         const bool masked = first < all_from || first + KEYS > all_to;
         if (masked) hide_keys(d, w, first, s);
         if (!COPIED && (first < from || first + KEYS > to)) clear_unseen(pipe, w, *at, first);
-        make_weights(pipe, s, ptx_shared_address(weights), &rows, out);
+        make_weights(pipe, s, ptx_shared_address(weights), &rows, out, n == 0);
         const bool careful = masked && hides_keys(w, first) && has_nonfinite_values(pipe, *at);
         add_values(pipe, weights, careful, at, out);
     }

@@ -83,6 +83,8 @@ static_assert(TILE_STAGES * STAGE_DIM_BLOCKS == DIM_BLOCKS, "whole stages");
 #define LATENT (!EIGHT_BITS) /* and so are sums; of 8 bits each warp has its own */
 #define SHARES_ROWS 0
 #define VALUE_DIM HEAD_DIM
+#define FEW_ROWS 1 /* at most 32: query_of in decode_sm80/work.cuh */
+static_assert(GROUP_ROWS <= 32, "factors are exact for so few rows");
 
 enum { ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM) };
 

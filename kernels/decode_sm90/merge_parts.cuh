@@ -34,7 +34,7 @@ FA_DEVICE void write_sums(const fa_decode_params *d, const fa_work *w, const flo
         factors[r] = finish_row(d, w, r, end.x, end.y);
     }
     sync_threads();
-#pragma unroll 4
+#pragma unroll 1 /* less code, which a block runs once */
     for (int i = thread_id(); i < w->rows * (VALUE_DIM / 4); i += THREADS) {
         const int r = i / (VALUE_DIM / 4), column = i % (VALUE_DIM / 4) * 4;
         float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

@@ -124,17 +124,29 @@ FA_DEVICE void scale_scores(const fa_attention_params *p, float *s)
 /* Score (j, e) of a thread, of the keys m and h. */
 FA_DEVICE int score_at(int m, int j, int h, int e) { return m * (ROWS / 2) + 4 * j + 2 * h + e; }
 
+/* The keys [lo, hi) that the work tile's first query may see by its position, counted from `key` on; query i sees those i behind
+ * them. In 32 bits, and once for all rows: a block hides few tiles, and waits for the instructions. */
+FA_DEVICE fa_sm90_reach find_reach(const fa_attention_params *p, const fa_work *w, int key)
+{
+    const int64_t center = w->tile.first + w->tile.diagonal - key, far = INT64_C(1) << 40;
+    const int64_t right = p->causal ? 0 : p->window_right;
+    fa_sm90_reach reach = {-FA_SM90_UNBOUNDED, FA_SM90_UNBOUNDED};
+    if (p->window_left >= 0) reach.lo = fa_sm90_saturate(center - fa_min64(p->window_left, far));
+    if (right >= 0) reach.hi = fa_sm90_saturate(center + fa_min64(right, far) + 1);
+    return reach;
+}
+
 /* Hides what a row does not see by position. first: the tile's first key. */
 FA_DEVICE void hide_keys(const fa_decode_params *d, const fa_work *w, int first, float *s)
 {
-    const int key = first + first_of_block();
+    const int key = first + first_of_block(), end = (int)w->tile.n_k - key;
+    const fa_sm90_reach reach = find_reach(&d->attention, w, key);
 #pragma unroll
     for (int j = 0; j < ROW_GROUPS; j++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const int query = min(query_of(d, row_of(j, e)), w->queries - 1);
-            const fa_range range = fa_tile_visible(&d->attention, &w->tile, w->tile.first + query);
-            const int lo = (int)range.lo - key, hi = (int)range.hi - key;
+            const int lo = reach.lo + query, hi = min(reach.hi + query, end);
 #pragma unroll
             for (int i = 0; i < 2 * KEY_BLOCKS; i++) {
                 const int at = 64 * (i / 2) + 8 * (i % 2);
@@ -231,16 +243,29 @@ FA_DEVICE void weigh(const float *s, const row_sums *rows, uint32_t buffer,
 }
 
 /* Writes the weights of a tile to a buffer. Usually no row exceeds its base. So the weights are computed
- * before the consumers compare their rows, which they do at a barrier that is needed anyway. */
+ * before the consumers compare their rows, which they do at a barrier that is needed anyway. With many rows, bases are raised
+ * before that in the part's first tile, which has none, and the code is a loop: a block waits for the instructions that it runs
+ * for the first time (the first weights of 32 rows took 7,000 to 10,000 cycles, 1,500 where another block had loaded the code). */
 FA_DEVICE void make_weights(const pipeline *pipe, const float *s, uint32_t buffer, row_sums *rows,
-                            float *out)
+                            float *out, bool first)
 {
     float sums[ROW_GROUPS][2];
-    weigh(s, rows, buffer, sums);
-    if (ptx_named_barrier_or(consumers_barrier(), CONSUMER_THREADS, is_beyond(s, rows))) {
-        raise_bases(pipe, s, rows, out);
+    if (ROWS > 8) {
+        bool raises = first;
+#pragma unroll 1
+        do {
+            if (raises) raise_bases(pipe, s, rows, out);
+            weigh(s, rows, buffer, sums);
+            raises =
+                ptx_named_barrier_or(consumers_barrier(), CONSUMER_THREADS, is_beyond(s, rows));
+        } while (raises);
+    } else {
         weigh(s, rows, buffer, sums);
-        sync_consumers();
+        if (ptx_named_barrier_or(consumers_barrier(), CONSUMER_THREADS, is_beyond(s, rows))) {
+            raise_bases(pipe, s, rows, out);
+            weigh(s, rows, buffer, sums);
+            sync_consumers();
+        }
     }
 #pragma unroll
     for (int i = 0; i < 2 * ROW_GROUPS; i++) rows->sum[i / 2][i % 2] += sums[i / 2][i % 2];
