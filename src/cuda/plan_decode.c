@@ -549,13 +549,13 @@ static void try_whole_rounds(const keys_to_cut *k, const fa_variant *v, cut *bes
 }
 
 /* Cuts for many work tiles of decode_sm90: parts whose blocks just fill a block for each pair of multiprocessors, for each of them,
- * or some rounds with two. differ: lengths are unknown; then fewer than two on each are not tried. */
-static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, bool differ)
+ * or some rounds with two. fewest: blocks for each two multiprocessors that are tried. */
+static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, int fewest)
 {
-    /* Blocks for each two multiprocessors. */
     static const int wanted[] = {0, 1, 2, 4, 8, 12, 16, 20, 24};
     cut best = {1, BLOCKS_TOGETHER, INFINITY, 0};
-    for (size_t i = differ ? 3 : 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        if (wanted[i] < fewest) continue;
         const int64_t fitting = clamp_parts(wanted[i] * k->multiprocessors / 2 / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double ns = rounds_ns(k, v, parts);
@@ -599,6 +599,17 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
     return best;
 }
 
+/* The fewest blocks for each two multiprocessors that are tried if lengths are unknown: a single block could have all keys of the
+ * longest sequence. But sequences are likely to have equally many keys in reach if a window hides at least half of the longest
+ * one's. (H200, pages of 16, us, in two parts, not cut: 16 sequences of 8 queries, window 1,024, 16 heads of 8, 256 columns, 57,
+ * 45; without a window, 1,024 keys, 16 of 4, 32 of 8, 128 columns, 31, 26; but 500 to 2,000 keys 40, 43, and 1,000 to 8,000 of one
+ * query each 79, 114.) */
+static int find_fewest_blocks(const fa_problem *p, int64_t keys)
+{
+    if (p->batch <= 1 || !fa_cuda_has_own_lengths(p)) return 0;
+    return 2 * keys <= p->n_k ? 2 : 4;
+}
+
 /* tasks: work tiles that count. If keys are not in pages, two blocks on a multiprocessor have enough bytes in flight; if three
  * would fit, fewer and larger blocks may fit better into rounds. */
 static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
@@ -624,9 +635,9 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     if (fa_cuda_has_own_lengths(p))
         k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.most);
     if (is_sm90(v)) {
-        const bool differ = p->batch > 1 && fa_cuda_has_own_lengths(p);
-        if (tasks > MOST_FEW_TASKS) return find_cut_of_rounds(&k, v, differ);
-        if (!differ) return find_cut_of_one_round(&k, v);
+        const int fewest = find_fewest_blocks(p, k.keys);
+        if (tasks > MOST_FEW_TASKS) return find_cut_of_rounds(&k, v, fewest);
+        if (fewest == 0) return find_cut_of_one_round(&k, v);
     }
     if (is_sm90(v)) k.part_bytes = (int64_t)(2 * rows * row_floats(v) * sizeof(float));
     try_cuts(&k, fitting, &best);
@@ -926,9 +937,13 @@ int64_t fa_cuda_most_decode_sm90_rows(const fa_problem *p, const fa_cuda_device 
     return few ? ROWS : most_rows(p);
 }
 
-/* The time of decode_sm90 for queries of which the host knows all lengths. */
+/* The time of decode_sm90 for queries of which the host knows all lengths. Few keys of wide heads take longer than the model says (H200, us,
+ * here and the fastest form of forward_sm90_split: 9 queries and 597 keys of ten sequences, 15 heads of 3, 23.8, 17.9; 27 and 1,378
+ * of two, 16 of 8, 22.9, 18.0; 14 and 1,299 of 33, 4 of 1, 36.3, 27.6; 30 and 669, 16 of 8, 13.8, 12.3). */
 static double decode_sm90_seconds(const fa_problem *p, const fa_cuda_device *device)
 {
+    enum { FEW_WIDE_KEYS = 2048 };
+    const double more = p->d > 128 && p->n_k < FEW_WIDE_KEYS ? 5e-6 : 0.0;
     fa_cuda_plan plan;
     fa_cuda_plan_begin(device, &fa_cuda_decode_sm90, &plan);
     if (!fa_cuda_decode_sm90.plan(p, device, &plan, NULL, 0)) return INFINITY;
@@ -938,7 +953,7 @@ static double decode_sm90_seconds(const fa_problem *p, const fa_cuda_device *dev
                            .key_bytes = 2 * (p->d + p->d_v),
                            .multiprocessors = device->multiprocessors,
                            .merge_turns = count_merge_turns(l)};
-    return 1e-9 * rounds_ns(&k, &fa_variants[l->variant], l->decode.parts);
+    return more + 1e-9 * rounds_ns(&k, &fa_variants[l->variant], l->decode.parts);
 }
 
 /* Whether there are more rows than the other kernels leave to this one, and these are faster. */
@@ -961,15 +976,27 @@ static bool has_no_need_of_parts(const fa_problem *p, const fa_cuda_device *devi
     return true;
 }
 
+/* How often decode_sm90 reads the keys of the longest packed sequence: once for each work tile. */
+static int64_t count_reads(const fa_problem *p)
+{
+    const fa_variant *v = fa_cuda_find_decode_sm90(p);
+    const int64_t rows = v ? v->group_rows : MOST_FORWARD_ROWS, group = group_size(p);
+    return fa_cuda_count_tiles(p->max_q, group < rows ? rows / group : 1);
+}
+
 /* Whether a packed sequence may have so many queries that these kernels would read its keys again and again, and forward_sm90_split
- * takes the batch. */
+ * takes the batch. Work tiles of wide heads read slowly, unless a window leaves them few keys. (H200, us, head dim 128: a sequence of
+ * 96 queries and 41 decodes, 16 heads of 8, 98, 90; of 36 and 20, 40 of 8, 77, 68; of 192 and 11, 32 of 32, 69, 48; but of 48 and
+ * 6, 4 of 4, 18, 23. Head dim 256: of 24 and 12 decodes, 16 of 8, 131, 112; of 120 and 26, 24 of 8, 113, 59; 24 sequences of up to
+ * 15, 24 of 8, 42, 36; with a window of 1,024 one of 24 and 57 decodes, 8 of 4, 62, 79.) */
 static bool may_read_keys_often(const fa_problem *p, const fa_cuda_device *device)
 {
-    enum { MOST_READS = 16 };
+    enum { MOST_READS = 8, MOST_READS_WIDE = 1 };
+    const bool wide = p->d > 128 && p->window_left < 0;
     const fa_cuda_family *const split = &fa_cuda_forward_split_sm90;
     fa_cuda_plan other;
-    if (p->pass != FA_PASS_FORWARD || !p->cu_seqlens_q ||
-        p->max_q <= MOST_READS * fa_cuda_most_few(p) || !fa_cuda_is_tried(split, device))
+    if (p->pass != FA_PASS_FORWARD || !p->cu_seqlens_q || !fa_cuda_is_tried(split, device) ||
+        count_reads(p) <= (wide ? MOST_READS_WIDE : MOST_READS))
         return false;
     fa_cuda_plan_begin(device, split, &other);
     return split->plan(p, device, &other, NULL, 0);

@@ -1462,6 +1462,19 @@ static void test_decode_sm90(void)
         CHECK(l->decode.parts == (batch == 1 ? 16 : 2) &&
                   params_of(&own, l).stages == (batch == 1 ? 12 : 4),
               "batch %d: %d parts", (int)batch, (int)l->decode.parts);
+        if (batch == 1) continue;
+        own.causal =
+            true; /* a window leaves all sequences equally many keys, or half of the longest one's do not count */
+        for (int64_t window = 512; window <= 4096; window *= 2) {
+            own.window_left = window - 1;
+            CHECK(fa_cuda_plan_make(&own, &devices[H200], family, &plan, why, sizeof why), "%s",
+                  why);
+            CHECK(l->decode.parts == 1, "window %d: %d parts", (int)window, (int)l->decode.parts);
+        }
+        own.window_left = 5000;
+        CHECK(fa_cuda_plan_make(&own, &devices[H200], family, &plan, why, sizeof why) &&
+                  l->decode.parts == 2,
+              "a wide window");
     }
     p = make_cached(4, 32, 8, 8192, 128, FA_BFLOAT16);
     expect_refusal(&p, &devices[A100], "decode_sm90", "has architecture 8.0: expected 9.0");
