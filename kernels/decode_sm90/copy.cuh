@@ -10,6 +10,7 @@
 
 #include "decode_sm90/config.cuh"
 
+#if COPIED
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/values.cuh"
 #include "ptx/cp_async.cuh"
@@ -40,7 +41,7 @@ FA_DEVICE fa_row_place find_row_place(const fa_decode_params *d, const fa_decode
     const int key = first + first_copied_row() + lane_id();
     fa_row_place at = {key, 0, lane_id() < WARP_ROWS && key >= w->from && key < w->to};
     if (!p->block_table || !at.wanted) return at;
-    const int number = fa_divide_by(key, s->divisors.page_rows);
+    const int number = (int)fa_divide_by(key, s->divisors.page_rows);
     at.page = p->block_table[w->tile.batch * p->block_table_stride + number];
     at.row = key - number * (int)p->rows_k;
     return at;
@@ -100,5 +101,6 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
         next = after;
     }
 }
+#endif
 
 #endif

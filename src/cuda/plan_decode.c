@@ -771,6 +771,29 @@ static bool queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_p
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
+bool fa_cuda_has_small_pages(const fa_problem *p)
+{
+    enum { LEAST_PAGE = 16 };
+    return p->block_table && (p->rows_k % 8 || p->rows_k < LEAST_PAGE);
+}
+
+bool fa_cuda_has_copied_columns(const fa_problem *p) { return p->d % 8 == 0 && p->d_v % 8 == 0; }
+
+/* With 8 rows of up to 128 columns, four warps that copy are also faster than TMA with pages of fewer than 32 rows; with larger ones
+ * if there are few work tiles (H200, us, by TMA and copied; 8 key/value heads of 128: one sequence of 454 keys, pages of 64, 9.5, 7.7;
+ * of 30k 38.0, 36.2; 16 sequences of 479 to 19k, pages of 16, 209.7, 210.9, of 32, 198.1, 208.4; with 32 rows, 8 sequences of 2k to 4k,
+ * pages of 16, 36.7, 38.7; head dim 256, 8 rows, 58.2, 59.5). */
+bool fa_cuda_copies_keys(const fa_problem *p)
+{
+    enum { MOST_ROWS = 8, MOST_COLUMNS = 128, LARGE_PAGE = 32, FEW_TILES = 16 };
+    if (fa_cuda_has_small_pages(p)) return true;
+    if (!p->block_table || !fa_cuda_has_copied_columns(p) || fa_cuda_has_8bit_cache(p))
+        return false;
+    return p->d <= MOST_COLUMNS && p->d_v <= MOST_COLUMNS &&
+           fa_cuda_count_decode_rows(p) <= MOST_ROWS &&
+           (p->rows_k < LARGE_PAGE || (!p->batch_invariant && p->batch * p->heads_kv <= FEW_TILES));
+}
+
 static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
 {
     const bool fits = has_8_bits(&p->k) ? v->cache == (fa_element)p->k.dtype

@@ -35,6 +35,11 @@ int64_t fa_cuda_count_decode_rows(const fa_problem *problem);
 /* Whether keys have 8 bits. */
 bool fa_cuda_has_8bit_cache(const fa_problem *problem);
 
+/* Whether keys are in pages that are too small for TMA, whose boxes have 8 rows or more; and whether the copies that decode_sm90
+ * has instead can take rows: they are whole vectors. */
+bool fa_cuda_has_small_pages(const fa_problem *problem);
+bool fa_cuda_has_copied_columns(const fa_problem *problem);
+
 /* Whether decode_sm90 copies keys and values row by row, because pages are too small for TMA or because that is faster. */
 bool fa_cuda_copies_keys(const fa_problem *problem);
 

@@ -58,40 +58,17 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* Whether pages are too small for TMA, whose boxes have 8 rows or more. */
-static bool has_small_pages(const fa_problem *p)
-{
-    enum { LEAST_PAGE = 16 };
-    return p->block_table && (p->rows_k % 8 || p->rows_k < LEAST_PAGE);
-}
-
-static bool has_whole_vectors(const fa_problem *p) { return p->d % 8 == 0 && p->d_v % 8 == 0; }
-
-/* With 8 rows of up to 128 columns, four warps that copy are also faster than TMA with pages of fewer than 32 rows; with larger ones
- * if there are few work tiles (H200, us, by TMA and copied; 8 key/value heads of 128: one sequence of 454 keys, pages of 64, 9.5, 7.7;
- * of 30k 38.0, 36.2; 16 sequences of 479 to 19k, pages of 16, 209.7, 210.9, of 32, 198.1, 208.4; with 32 rows, 8 sequences of 2k to 4k,
- * pages of 16, 36.7, 38.7; head dim 256, 8 rows, 58.2, 59.5). */
-bool fa_cuda_copies_keys(const fa_problem *p)
-{
-    enum { MOST_ROWS = 8, MOST_COLUMNS = 128, LARGE_PAGE = 32, FEW_TILES = 16 };
-    if (has_small_pages(p)) return true;
-    if (!p->block_table || !has_whole_vectors(p) || fa_cuda_has_8bit_cache(p)) return false;
-    return p->d <= MOST_COLUMNS && p->d_v <= MOST_COLUMNS &&
-           fa_cuda_count_decode_rows(p) <= MOST_ROWS &&
-           (p->rows_k < LARGE_PAGE || (!p->batch_invariant && p->batch * p->heads_kv <= FEW_TILES));
-}
-
 /* by_tma: whether there are no kernels that copy rows. */
 static bool refuse_pages(const fa_problem *p, bool by_tma, char *why, size_t size)
 {
-    if (!has_small_pages(p)) return false;
+    if (!fa_cuda_has_small_pages(p)) return false;
     if (by_tma) {
         fa_cuda_say(why, size,
                     "k.shape[1] is %" PRId64 ": expected pages of a multiple of 8 rows, 16 or more",
                     p->rows_k);
         return true;
     }
-    if (has_whole_vectors(p)) return false;
+    if (fa_cuda_has_copied_columns(p)) return false;
     fa_cuda_say(why, size,
                 "the head dims are %" PRId64 " and %" PRId64 ": with pages of %" PRId64
                 " rows, expected multiples of 8",
