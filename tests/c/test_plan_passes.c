@@ -1021,11 +1021,9 @@ static void test_uneven_splits(void)
         int64_t window;
         bool causal, ordered;
         int splits;
-    } cases[] = {{1, 28, 4, 4096, -1, true, false, 4},
-                 {1, 28, 4, 4096, -1, true, true, 4},
-                 {2, 7, 1, 11563, -1, false, false, 4},
-                 {1, 28, 4, 764, 231, true, false, 4},
-                 {1, 28, 4, 8192, -1, true, true, 1}};
+    } cases[] = {{1, 28, 4, 4096, -1, true, false, 4},  {1, 28, 4, 4096, -1, true, true, 4},
+                 {2, 7, 1, 11563, -1, false, false, 4}, {1, 28, 4, 764, 231, true, false, 4},
+                 {1, 28, 4, 8192, -1, true, true, 1},   {4, 28, 4, 2048, -1, true, false, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
         p.heads_kv = cases[i].heads_kv;
