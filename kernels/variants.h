@@ -100,6 +100,9 @@ VARIANT_16BIT(forward_sm90_d64_softcap, .file = "forward_sm90/forward_sm90", .ke
 VARIANT_16BIT(forward_sm90_general64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 4, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
+VARIANT_16BIT(forward_sm90_d96_softcap, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 96, .value_dim = 96, .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d128_softcap, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
@@ -535,7 +538,7 @@ VARIANT_16BIT(backward_sm90_d128_softcap, .file = "backward_sm90/backward_sm90",
 VARIANT_16BIT(backward_sm90_d128_alibi, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_ALIBI, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_d128_dropout, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 128, .options = FA_SM90_DROPOUT, .stages = 3, .static_smem = 512)
+              .head_dim = 128, .options = FA_SM90_DROPOUT, .stages = 3, .static_smem = 1024)
 VARIANT_16BIT(backward_sm90_d64_bias, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = FA_SM90_BIAS, .stages = 2)
 VARIANT_16BIT(backward_sm90_d64_by_rows, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
@@ -567,7 +570,11 @@ VARIANT_16BIT(backward_sm90_wide_d256, .file = "backward_sm90_wide/backward_sm90
 VARIANT_16BIT(backward_sm90_wide_d192_dropout, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = FA_SM90_DROPOUT, .q_stages = 3, .stages = 1, .cluster = 2)
 VARIANT_16BIT(backward_sm90_wide_d256_dropout, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 256, .value_dim = 256, .options = FA_SM90_DROPOUT, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512)
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_DROPOUT, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 768)
+VARIANT_16BIT(backward_sm90_wide_d192_softcap, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = FA_SM90_SOFTCAP, .q_stages = 3, .stages = 1, .cluster = 2)
+VARIANT_16BIT(backward_sm90_wide_d256_softcap, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_SOFTCAP, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_wide_d192_bias, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = FA_SM90_BIAS, .q_stages = 3, .stages = 1, .cluster = 2)
 VARIANT_16BIT(backward_sm90_wide_d256_bias, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,

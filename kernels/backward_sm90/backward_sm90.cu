@@ -61,7 +61,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         .dbias_mapped = s.dbias_mapped
 #endif
     };
-#if PERSISTENT || CHAINED
+#if FA_BACKWARD_SM90_RELIES(HEAD_DIM, OPTIONS, PERSISTENT, CHAINED)
     if (pipe.buffers - (char *)raw > FA_BACKWARD_SM90_PADDING(1)) __trap();
 #endif
 #if CHAINED

@@ -77,7 +77,10 @@
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
 /* The alignment of a block's buffers. Static shared memory comes before dynamic shared memory; a
- * persistent or chained variant relies on that. */
+ * persistent or chained variant relies on that, and one with dropout at head dim 128, which has no
+ * other room for the bits that its warps exchange. */
+#define FA_BACKWARD_SM90_RELIES(dim, options, persistent, chained)                                 \
+    ((persistent) || (chained) || ((dim) == 128 && (options) == FA_SM90_DROPOUT))
 #define FA_BACKWARD_SM90_PADDING(relies) ((relies) ? 512 : 1024)
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries

@@ -113,16 +113,21 @@
 /* Whether a bias of ELEMENT is the only option, and TMA loads it and stores dbias. */
 #define BIAS_ALONE (OPTIONS == FA_SM90_BIAS)
 
-/* Whether what dropout keeps of a tile is computed right after a consumer's turn, before it waits for the scores. In its turn the
- * other consumer would wait for it as well (H200, n 2k: head dim 64 1.09, 128 0.88 of the rate between scores and weights). */
-#define KEPT_EARLY (OPTIONS == FA_SM90_DROPOUT)
+/* Whether dropout is the only option. What it keeps of a tile is then computed right after a consumer's turn, before it waits for the
+ * scores (dropout.cuh). In its turn the other consumer would wait for it as well (H200, n 2k: head dim 64 1.09, 128 0.88 of the rate
+ * between scores and weights). */
+#define DROPOUT_ALONE (OPTIONS == FA_SM90_DROPOUT)
 
 /* Whether a block stores dK after its last dQ, which is added meanwhile (H200, head dim 128, causal, n 1k
  * 1.01, 28 heads of 384 1.03). With options no register is free for it. */
 #define DK_LAST (PERSISTENT || !OPTIONS)
 
 /* Whether consumers hold their keys and values in registers. */
+#if DROPOUT_ALONE
+#define KEYS_IN_REGISTERS (HEAD_DIM == 64)
+#else
 #define KEYS_IN_REGISTERS (HEAD_DIM == 64 && !OPTIONS)
+#endif
 
 /* Whether a consumer has all keys and values in registers soon after a work tile begins, so that the
  * next ones are loaded from then on. */

@@ -6,6 +6,7 @@
 #define FA_KERNELS_BACKWARD_SM90_CONSUMER_STATE_CUH
 
 #include "backward_sm90/config.cuh"
+#include "backward_sm90/dropout.cuh"
 #include "backward_sm90/keys.cuh"
 #include "backward_sm90/multiply.cuh"
 #include "backward_sm90/options.cuh"
@@ -415,7 +416,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
                             const tile_cursor *at, const float *lse, tile_options *options,
                             bool masked)
 {
-#if OPTIONS
+#if OPTIONS && !DROPOUT_ALONE
     const uint32_t rows = row_address(pipe, slot_of(at->count));
     const block_work *w = work_of(pipe);
 #if BIAS_TILE
@@ -437,14 +438,26 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
 #endif
     release_bias(pipe, c);
 #else
-    uint32_t keeps = KEPT_EARLY ? ptx_keep(find_tile_kept(p, w, at, c->number)) : 0;
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
-    if (!KEPT_EARLY) keeps = find_tile_kept(p, w, at, c->number);
+    const uint32_t keeps = find_tile_kept(p, w, at, c->number);
     *options = find_tile_options(p, w, at, c->number, HIDES || masked, keeps);
     weigh_with_options(p, pipe->state, w, options, NULL, c->scores, c->weights, c->scale, rows,
                        HIDES || masked);
 #endif
+    (void)lse;
+#elif DROPOUT_ALONE
+    float loaded[QUERIES / 4];
+    options->keeps = ptx_keep(find_shared_kept(p, pipe->state->kept[c->number],
+                                               NAMED_BARRIER_KEPT + CONSUMERS * c->number,
+                                               work_of(pipe), at, c->number));
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+    load_rows(loaded, row_address(pipe, slot_of(at->count)));
+    weigh(c->scores, c->scale, loaded);
+    if (masked) mask_weights(work_of(pipe), c->scores, c->number, at->tile);
+    pack_kept(c->weights, c->scores, options->keeps);
+    ptx_register_fence(c->scores, SCORES);
     (void)lse;
 #else
     (void)p, (void)options;
@@ -466,7 +479,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
 #if OPTIONS
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, SCORES);
-    drop_gradients(&p->a, options, c->dp);
+    if (!DROPOUT_ALONE) drop_gradients(&p->a, options, c->dp);
     load_rows(delta, rows);
 #else
     (void)p, (void)options;
@@ -474,8 +487,13 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, SCORES);
 #endif
+#if DROPOUT_ALONE
+    weigh_kept_gradients(c->scores, c->dp, c->ds, delta, p->a.dropout_scale * WEIGHT_UNIT,
+                         options->keeps, masked);
+#else
     if (BIAS_ALONE && !options->hides) weigh_gradients(c->scores, c->dp, c->ds, delta, false);
     else weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
+#endif
     if (DQ_FIRST && tile_number(c, at->count) >= DS_BUFFERS) wait_for_ds(c);
     store_ds(c, c->ds, at->count);
 #if HIDES

@@ -37,9 +37,9 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
-/* Static shared memory of a chain is a multiple of 512 bytes. So the dynamic one, which follows it, begins there, and less room is
- * needed to align the buffers (FA_BACKWARD_SM90_PADDING). */
-#if CHAINED
+/* Static shared memory of a chain, or with dropout at head dim 128, is a multiple of 512 bytes. So the dynamic one, which follows it,
+ * begins there, and less room is needed to align the buffers (FA_BACKWARD_SM90_PADDING). */
+#if CHAINED || (DROPOUT_ALONE && HEAD_DIM == 128)
 #define STATE_ALIGNMENT 512
 #else
 #define STATE_ALIGNMENT 8
@@ -93,6 +93,10 @@ typedef struct shared_state {
 #endif
 #if ROUNDING && !GIVES_ROOM
     uint64_t dq_loaded[CONSUMERS];
+#endif
+#if DROPOUT_ALONE
+    /* What a thread has computed for the other warp of its pair (dropout.cuh). */
+    uint16_t kept[CONSUMERS][WARPGROUP];
 #endif
 #if HIDES
     uint16_t bad_keys[KEYS / 16]; /* bits of keys that are not finite; their rows are cleared */
@@ -211,6 +215,13 @@ enum {
     /* Of consumer 0, then of consumer 1: its warps have read the sums in its buffer. */
     NAMED_BARRIER_CHAIN
 };
+
+#if DROPOUT_ALONE
+
+/* Of both pairs of warps of consumer 0, then of consumer 1: they have stored bits for each other. */
+enum { NAMED_BARRIER_KEPT = NAMED_BARRIER_CHAIN + CONSUMERS };
+
+#endif
 
 FA_DEVICE void init_barriers(shared_state *state)
 {

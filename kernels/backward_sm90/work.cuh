@@ -321,7 +321,10 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
 #else
     const int splits = PLAIN_HEADS ? 1 : s->splits, of_heads = split;
 #endif
-    w->heads = splits == 1 ? group : group / splits;
+    /* Splits of a group have the same number of query heads, or the first ones have one more. */
+    const int each = splits == 1 ? group : group / splits, more = group - each * splits;
+    const int before = of_heads * each + min(of_heads, more);
+    w->heads = each + (of_heads < more);
 #if JOINED
     w->unit = (int32_t)fa_divide_by(own, s->divisors.tiles);
 #endif
@@ -331,14 +334,14 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
                                         FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = 0;
     if (is_uniform(s)) {
-        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, of_heads * w->heads,
-                             &w->keys, &w->sequence);
+        fa_find_uniform_keys(p, &s->divisors, &s->uniform, task, KEYS, before, &w->keys,
+                             &w->sequence);
         return w->keys.count > 0;
     }
     w->keys = fa_find_key_tile(p, task, KEYS);
     if (w->keys.batch < 0 || w->keys.count <= 0) return false;
-    fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * group + of_heads * w->heads,
-                          w->keys.head_kv, &w->sequence);
+    fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * group + before, w->keys.head_kv,
+                          &w->sequence);
     return true;
 }
 

@@ -11,6 +11,7 @@
  *     CLUSTER    2 blocks, which go through the same query tiles and exchange dS: each computes dQ
  *                of both blocks' keys, in half of the columns
  *     OPTIONS    0: only masks by position and lengths; FA_SM90_DROPOUT: the same with dropout;
+ *                FA_SM90_SOFTCAP: with a softcap;
  *                FA_SM90_BIAS: a bias of ELEMENT whose pairs of keys can be loaded at once;
  *                FA_SM90_ALL: each option may be present or not
  *     ORDERED    1: for sums of dQ in one order; other variants support it too, but slower
@@ -71,6 +72,7 @@
 #define BIAS_TILE 0
 #define BIAS_ALONE (OPTIONS == FA_SM90_BIAS)
 #define DROPOUT_ALONE (OPTIONS == FA_SM90_DROPOUT)
+#define SOFTCAP_ALONE (OPTIONS == FA_SM90_SOFTCAP)
 
 /* Whether what a tile's options need is found while its products run. */
 #define OPTIONS_EARLY (BIAS_ALONE || DROPOUT_ALONE)

@@ -68,7 +68,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
     const int count = at->count;
     const uint32_t rows = c->own.rows + (uint32_t)(q_stage(count) * ROW_BYTES);
     ptx_mbarrier_wait(&state->p_full, count & 1);
-    if ((OPTIONS && !DROPOUT_ALONE) || is_masked(range, at->tile))
+    if ((OPTIONS && !DROPOUT_ALONE && !SOFTCAP_ALONE) || is_masked(range, at->tile))
         multiply_weights(p, c->ds, c->own.weights, rows, true);
     else multiply_weights(p, c->ds, c->own.weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);

@@ -9,6 +9,7 @@
 #include "backward_sm90_wide/multiply.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
 #include "backward_sm90_wide/tile.cuh"
+#include "backward_sm90/dropout.cuh"
 #include "backward_sm90/keys.cuh"
 #include "backward_sm90/options.cuh"
 #include "backward_sm90/rows.cuh"
@@ -120,7 +121,9 @@ FA_DEVICE void find_options(const pipeline *pipe, const fa_attention_params *p, 
 {
     const block_work *w = work_of(pipe);
 #if DROPOUT_ALONE
-    c->options.keeps = ptx_keep(find_tile_kept(p, w, at, THIS_BLOCK));
+    ptx_named_barrier_sync(NAMED_BARRIER_KEPT + ptx_thread_id() % WARPGROUP / 64, 64);
+    c->options.keeps =
+        ptx_keep(find_shared_kept(p, pipe->state->kept, NAMED_BARRIER_KEPT, w, at, THIS_BLOCK));
 #else
     c->options =
         find_tile_options(p, w, at, THIS_BLOCK, true, find_tile_kept(p, w, at, THIS_BLOCK));
@@ -144,6 +147,38 @@ FA_DEVICE void mark_dropped(const fa_attention_params *p, const tile_options *o,
 
 #endif
 
+#if SOFTCAP_ALONE
+
+/* Replaces scores of a tile by weights times the softcap's slope, for dS, and packs weights, for dV. masked: some pairs may be hidden. */
+FA_DEVICE void weigh_with_softcap(const fa_attention_params *p, dv_state *c, const block_work *w,
+                                  uint32_t rows, int tile, bool masked)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int key = FIRST_KEY + warp * 16 + lane / 4, query = tile * QUERIES + lane % 4 * 2;
+    const float cap = p->softcap * FA_LOG2E;
+    float row[4];
+    cap_tile(c->scores, c->scale);
+#pragma unroll
+    for (int n = 0; n < SCORES / 2; n++) {
+        const int j = n / 2, own = key + n % 2 * 8;
+        float kept[2];
+        if (n % 4 == 0) load_four_rows(row, rows + 64 * (uint32_t)(n / 4));
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float *x = c->scores + 2 * n + i;
+            const float y = *x;
+            const int from = w->first_query + own - query,
+                      to = own < w->num_keys ? w->end_query + own - query : -1;
+            kept[i] = ptx_ex2(fmaf(cap, y, -row[j % 2 * 2 + i]));
+            if (masked && (8 * j + i < from || 8 * j + i >= to)) kept[i] = 0.0f;
+            *x = kept[i] * fmaf(-y, y, 1.0f);
+        }
+        c->weights[n] = fa_pack_x2(kept[0], kept[1]);
+    }
+}
+
+#endif
+
 /* Replaces scores of a tile, which are complete, by weights, P = exp(S - lse). */
 FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
                      const tile_cursor *at, const tile_range *range)
@@ -154,6 +189,9 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
     (void)range;
     weigh_with_bias_alone(p, state, work_of(pipe), &c->options, c->shows, c->bias, c->scores,
                           c->weights, c->scale, rows);
+#elif SOFTCAP_ALONE
+    if (is_masked(range, at->tile)) weigh_with_softcap(p, c, work_of(pipe), rows, at->tile, true);
+    else weigh_with_softcap(p, c, work_of(pipe), rows, at->tile, false);
 #elif OPTIONS && !DROPOUT_ALONE
     (void)range;
     find_options(pipe, p, c, at);

@@ -61,6 +61,9 @@ typedef struct shared_state {
     uint64_t k_empty, work_full[WORKS], work_empty[WORKS];
     uint64_t number_full[WORKS], number_empty[WORKS];
 #endif
+#if DROPOUT_ALONE
+    uint16_t kept[WARPGROUP]; /* what a thread has computed for the other warp of its pair */
+#endif
 #if HIDES
     uint16_t bad_keys[KEYS / 16]; /* bits of keys that are not finite; their rows are cleared */
 #endif
@@ -113,6 +116,13 @@ enum {
     NAMED_BARRIER_DV,
     NAMED_BARRIER_DK
 };
+
+#if DROPOUT_ALONE
+
+/* Of both pairs of warps that compute weights: they have stored bits for each other, or read them. */
+enum { NAMED_BARRIER_KEPT = NAMED_BARRIER_DK + 1 };
+
+#endif
 
 FA_DEVICE void init_barriers(shared_state *state)
 {

@@ -84,9 +84,10 @@ typedef struct fa_cuda_backward_sm90_launch {
     int splits;                             /* the same: */
     int keys, head_dim, value_dim;
     size_t key_sums_offset;
-    bool whole_dq;   /* blocks store dQ; its map is in the place of that of dbias */
-    int query_parts; /* as in fa_backward_sm90_params */
-    bool prepares;   /* the same */
+    bool whole_dq;    /* blocks store dQ; its map is in the place of that of dbias */
+    int query_parts;  /* as in fa_backward_sm90_params */
+    bool even_splits; /* all have the same number of query heads */
+    bool prepares;    /* as in fa_backward_sm90_params */
     struct {
         size_t offset; /* of the counters, behind which dS is left; in the workspace */
         int32_t units, room, blocks,

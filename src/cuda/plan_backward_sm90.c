@@ -371,7 +371,8 @@ static int find_smem(const fa_variant *v)
                : FA_BACKWARD_SM90_SMEM(
                      v->element, v->head_dim, v->value_dim ? v->value_dim : v->head_dim, v->stages,
                      FA_BACKWARD_SM90_ROW_SLOTS(v->head_dim, v->stages, v->chained), v->options,
-                     v->dq_buffers, v->persistent || v->chained);
+                     v->dq_buffers,
+                     FA_BACKWARD_SM90_RELIES(v->head_dim, v->options, v->persistent, v->chained));
 }
 
 /* Whether there is a tile of a bias in its shared memory. */
@@ -501,56 +502,82 @@ static split_pace find_split_pace(const fa_variant *v)
 }
 
 /* The time if the query heads of a group are split among so many blocks. The first key tile under a causal mask sees all queries,
- * and blocks with many come first. */
+ * and blocks with many come first. If the numbers of heads differ, blocks with fewer fill gaps. */
 static double splits_us(const fa_problem *p, const fa_variant *v, int64_t tasks, int64_t splits,
                         const fa_cuda_device *device)
 {
     const split_pace pace = find_split_pace(v);
     const int64_t parts = count_query_parts(p, v, tasks * splits, device),
                   takers = count_takers(v, device), blocks = tasks * splits * parts;
-    const int64_t of_block = p->heads_q / (p->heads_kv * splits); /* query heads */
-    const double heads = (double)of_block,
-                 all = (double)fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
+    const int64_t group = p->heads_q / p->heads_kv, of_block = (group + splits - 1) / splits;
+    const bool even = group % splits == 0;
+    const double all = (double)fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
     double most = all, average = p->causal ? (all + 2.0) / 2.0 : all;
     if (has_window(p)) {
         const double seen =
             (double)(p->window_left + find_keys(v)) / FA_BACKWARD_SM90_QUERIES + 1.0;
         most = fmin(most, seen), average = fmin(average, seen);
     }
-    const double each = heads * pace.tile / (double)parts, longest = most * each + pace.block,
-                 usual = average * each + pace.block;
+    const double each = pace.tile / (double)parts,
+                 longest = most * each * (double)of_block + pace.block,
+                 usual = average * each * (double)group / (double)splits + pace.block;
     double us = longest * (double)fa_cuda_count_tiles(blocks, takers);
     if (p->causal && blocks > takers)
         us = fmax(longest, usual * ((double)blocks / (double)takers + 0.3));
+    else if (!even && blocks > takers)
+        us = fmin(us, usual * (double)blocks / (double)takers + 0.7 * longest);
     if (splits * parts == 1) return us;
     const double bytes =
         (double)blocks * find_keys(v) * (find_columns(v) + find_value_columns(v)) * sizeof(float);
     return us + pace.adding + 2.0 * bytes / pace.rate;
 }
 
+/* Whether splits of a group may have different numbers of query heads. */
+static bool can_be_uneven(const fa_variant *v) { return !v->joined; }
+
+/* Whether query heads share keys in groups that have no divisor to their half, so that fa_cuda_count_splits never splits them. */
+static bool is_undivided(const fa_problem *p)
+{
+    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
+    for (int64_t i = 2; i <= group / 2; i++)
+        if (group % i == 0) return false;
+    return group > 1;
+}
+
+/* Whether there are few blocks of such groups. Where sums have one order, the model decides then. In more rounds whole groups, which
+ * round dQ, are as fast or faster (H200, 28/4 and 24/8 heads of 128, causal, rate over that of splits: 1.9 rounds 1.03 to 1.2, 3.9 0.98
+ * and 1.27). */
+static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers)
+{
+    return is_undivided(p) && 10 * tasks < 19 * takers && !p->bias.data &&
+           !fa_cuda_has_own_lengths(p) && !p->batch_invariant;
+}
+
 /* Blocks among which the query heads of a group are split. With 90 shapes of 20 to 670 key tiles and groups of 2 to 8 heads (H200),
  * the choice takes 1.005 times as long as the best in the geometric mean; by the number of key tiles alone, at most half of a
- * group's heads, 1.09 and up to 2.2. In one order of sums, with a bias, and if lengths are on the device, that number decides. */
+ * group's heads, 1.09 and up to 2.2. In one order of sums, with a bias, and if lengths are on the device, that number decides. us: the
+ * time by the model, if it decides. */
 static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
-                        const fa_cuda_device *device)
+                        const fa_cuda_device *device, double *us)
 {
     enum { MOST_ROUNDS_OF_ALL_HEADS = 4 }; /* more would take twice the workspace of others */
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   takers = count_takers(v, device);
     if (v->rounding) return 1; /* has_last_shares */
     /* With a bias there may be a dbias, of which fa_workspace_size does not know. */
-    if (tasks == 0 || p->batch_invariant || is_ordered(p) || p->bias.data ||
-        fa_cuda_has_own_lengths(p))
+    if (tasks == 0 || p->batch_invariant || p->bias.data || fa_cuda_has_own_lengths(p) ||
+        (is_ordered(p) && !has_few_undivided(p, tasks, takers)))
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
     for (int64_t splits = 2; splits <= group; splits++) {
-        if (group % splits ||
-            (splits == group && tasks * splits > MOST_ROUNDS_OF_ALL_HEADS * takers))
+        if ((group % splits && !can_be_uneven(v)) ||
+            (2 * splits > group + 1 && tasks * splits > MOST_ROUNDS_OF_ALL_HEADS * takers))
             continue;
-        const double us = splits_us(p, v, tasks, splits, device);
-        if (us < least) best = splits, least = us;
+        const double time = splits_us(p, v, tasks, splits, device);
+        if (time < least) best = splits, least = time;
     }
+    if (us) *us = least;
     return (int)best;
 }
 
@@ -929,7 +956,8 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
                         fa_cuda_backward_sm90_launch *own)
 {
     const int64_t tasks = main->tasks;
-    own->splits = count_splits(p, v, tasks, device);
+    own->splits = count_splits(p, v, tasks, device, NULL);
+    own->even_splits = own->splits == 1 || p->heads_q / p->heads_kv % own->splits == 0;
     own->query_parts = count_query_parts(p, v, tasks * own->splits, device);
     own->splits *= own->query_parts;
     own->keys = find_keys(v);
@@ -1085,7 +1113,7 @@ static fa_cuda_plan_launch *find_clearing_launch(fa_cuda_plan *plan)
             find_launch(plan, FA_FIRST_backward_sm90_persistent, FA_END_backward_sm90_persistent);
     if (!main || main->tasks == 0 || main->backward_sm90.ordered ||
         main->backward_sm90.first_stored || !main->backward_sm90.heads_in_order ||
-        main->backward_sm90.query_parts > 1)
+        main->backward_sm90.query_parts > 1 || !main->backward_sm90.even_splits)
         return NULL;
     const fa_variant *v = &fa_variants[main->variant];
     return FA_BACKWARD_SM90_CLEARS_AHEAD(v->ordered, v->options, v->joined) ? main : NULL;
@@ -1261,6 +1289,7 @@ static bool has_nested_tiles(const fa_problem *p)
 static bool has_enough_blocks(const fa_problem *p, const fa_cuda_device *device)
 {
     const int64_t tasks = count_key_tiles(p) * p->heads_kv * p->batch;
+    if (is_ordered(p) && has_few_undivided(p, tasks, device->multiprocessors)) return false;
     if (fa_cuda_count_splits(p, tasks, device->multiprocessors) == 1) return true;
     return is_ordered(p) && p->causal && !has_window(p) &&
            10 * tasks >= 19 * device->multiprocessors;
@@ -1361,6 +1390,7 @@ static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
     const int64_t keys = FA_BACKWARD_SM90_KEYS, seen = count_rows_together(p) / keys - 2;
     const bool narrow = is_narrow(p), ordered = is_ordered(p);
     const bool few = narrow && ordered && p->heads_q <= 4 * p->heads_kv;
+    if (has_groups(p) && !ordered && percent < 200) return true; /* blocks that share keys */
     if (has_groups(p) && seen > 4 && !few) return true;
     if (ordered) return seen > (narrow ? 64 : 20);
     return seen > (narrow || percent < 100 ? 6 : 10);
@@ -1370,11 +1400,15 @@ static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
  * 64, 2 1.5, 4 1.2, 8 1.1, 16 1.04 (with three query heads 0.98), 32 0.99 (others in one order 0.89), 128 0.95 (0.70); 128, 2 1.7, 4 1.3, 8
  * 1.12, 12 1.07, 16 1.0, 32 0.96 to 0.99 (0.83), 64 0.94 (0.84), 128 0.92 (0.77). Full, head dim 64, 2 1.13 to 1.19, 3 1.13, 4 1.06, 6 1.04
  * (0.955), 8 0.97 to 0.99 (0.90), 32 0.95 (0.955); 128, 2 1.17 to 1.24, 3 1.15 to 1.2, 4 1.10, 6 1.07, 8 1.00 to 1.02 (1.02), 32 0.90 to
- * 0.93 (0.98). With two rounds of blocks: causal, 8, 64 1.01, 128 0.985. */
+ * 0.93 (0.98). With two rounds of blocks: causal, 8, 64 1.01, 128 0.985. With seven
+ * query heads, 128, causal, 1.9 rounds: 16 1.19, 32 1.00. */
 static bool is_slow_group_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
     const bool narrow = is_narrow(p), many = p->heads_q >= 4 * p->heads_kv;
     if (is_ordered(p)) return !p->causal && tiles > (narrow ? 16 : 8);
+    if (p->causal && !narrow && tiles == 16 && percent >= 190 && p->heads_q >= 5 * p->heads_kv &&
+        is_undivided(p))
+        return false;
     return percent < 200 || tiles > (!p->causal ? (narrow ? 4 : 6) : narrow && many ? 16 : 12);
 }
 
@@ -1496,6 +1530,19 @@ static bool fills_rounds(const fa_problem *p, const fa_cuda_device *device)
     return rounds <= 8 && tiles <= 32 && tasks * 100 >= rounds * room * 96;
 }
 
+/* Whether a group's heads are split better if splits may differ, which one launch does not support. */
+static bool splits_better_apart(const fa_problem *p, const fa_cuda_device *device)
+{
+    const fa_variant *one = find_variant(p, device, &fa_cuda_backward_sm90_joined),
+                     *three = find_variant(p, device, &fa_cuda_backward_sm90);
+    const int64_t tasks = count_key_tiles(p) * p->heads_kv * p->batch;
+    double joined_us = 0.0, apart_us = 0.0;
+    if (!has_groups(p) || !one || !three || is_wide(three)) return false;
+    (void)count_splits(p, one, tasks, device, &joined_us);
+    (void)count_splits(p, three, tasks, device, &apart_us);
+    return apart_us < 0.95 * joined_us;
+}
+
 /* One launch is faster without a mask above head dim 64, unless one order of sums is faster still (16,384
  * tokens on an H100, head dim 128, one launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k
  * 649 and 646; head dim 64, n 1k: 388 and 417). Under a causal mask it was faster on one GPU (n 4k 531 and
@@ -1506,6 +1553,7 @@ static bool fills_rounds(const fa_problem *p, const fa_cuda_device *device)
 static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, char *why,
                             size_t size)
 {
+    if (splits_better_apart(p, device)) return true;
     (void)why, (void)size;
     const bool in_order = is_above_96(p) && is_short_and_full(p, device, 128);
     const bool many = has_many_rounds(p, device, 4, 16) || has_many_rounds(p, device, 9, 8);

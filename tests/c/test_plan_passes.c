@@ -938,12 +938,14 @@ static void test_options_of_wide_heads(void)
 {
     enum { N = 1024 };
     static const struct {
-        int dim, bias, dropout, general;
+        int dim, bias, dropout, softcap, general;
     } cases[] = {{192, FA_VARIANT_backward_sm90_wide_d192_bias_f16,
                   FA_VARIANT_backward_sm90_wide_d192_dropout_f16,
+                  FA_VARIANT_backward_sm90_wide_d192_softcap_f16,
                   FA_VARIANT_backward_sm90_wide_general192_f16},
                  {256, FA_VARIANT_backward_sm90_wide_d256_bias_f16,
                   FA_VARIANT_backward_sm90_wide_d256_dropout_f16,
+                  FA_VARIANT_backward_sm90_wide_d256_softcap_f16,
                   FA_VARIANT_backward_sm90_wide_general256_f16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const int dim = cases[i].dim;
@@ -951,6 +953,10 @@ static void test_options_of_wide_heads(void)
             .data = memory, .dtype = FA_FLOAT16, .stride = {8 * N * N, N * N, N, 1}};
         const fa_problem plain = make_half(2, 8, N, dim);
         fa_problem p = plain;
+        p.softcap = 30.0f;
+        CHECK(bias_variant(&p) == cases[i].softcap, "d %d, softcap: variant %d", dim,
+              bias_variant(&p));
+        p.softcap = 0.0f;
         p.dropout_threshold = 1;
         CHECK(bias_variant(&p) == cases[i].dropout, "d %d, dropout: variant %d", dim,
               bias_variant(&p));
@@ -1006,6 +1012,32 @@ static void test_short_and_full(void)
     }
 }
 
+/* Splits of a group of seven query heads differ: in one order, too, and where one launch could not have them. Blocks that round dQ, which
+ * have whole groups, would be few. */
+static void test_uneven_splits(void)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, n;
+        int64_t window;
+        bool causal, ordered;
+        int splits;
+    } cases[] = {{1, 28, 4, 4096, -1, true, false, 4},  {1, 28, 4, 4096, -1, true, true, 4},
+                 {2, 7, 1, 11563, -1, false, false, 4}, {1, 28, 4, 764, 231, true, false, 4},
+                 {1, 28, 4, 8192, -1, true, true, 1},   {4, 28, 4, 2048, -1, true, false, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.causal = cases[i].causal;
+        p.window_left = cases[i].window;
+        p.deterministic = cases[i].ordered;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90);
+        const int splits = l ? l->backward_sm90.splits : 1;
+        CHECK(splits == cases[i].splits && (!l || !l->backward_sm90.even_splits),
+              "case %zu: %d splits", i, splits);
+    }
+}
+
 /* Blocks share key tiles if there are too few for the device. At head dim 128 a multiprocessor has
  * one block of backward_sm80, too. */
 static void test_splits(void)
@@ -1023,7 +1055,8 @@ static void test_splits(void)
         {1, 1, 1, 1500, false, false, 1, 1, 10, 64},  {1, 1, 1, 255, true, false, 1, 1, 3, 64},
         {1, 1, 1, 1500, false, true, 1, 1, 1, 128},   {1, 24, 8, 1385, true, false, 3, 3, 1, 128},
         {3, 5, 1, 3109, true, false, 5, 5, 1, 128},   {39, 8, 2, 456, false, false, 1, 2, 1, 128},
-        {76, 16, 16, 192, false, false, 1, 1, 1, 64}, {1, 7, 1, 3915, true, false, 7, 7, 1, 128}};
+        {76, 16, 16, 192, false, false, 1, 1, 1, 64}, {1, 7, 1, 3915, true, false, 7, 7, 1, 128},
+        {1, 28, 4, 4096, true, false, 4, 7, 1, 128}};
     const size_t count = sizeof cases / sizeof cases[0];
     for (size_t i = 0; i < 2 * count; i++) {
         const bool sm80 = i >= count;
@@ -2098,6 +2131,7 @@ int main(void)
     test_clear_ahead();
     test_first_ahead();
     test_splits();
+    test_uneven_splits();
     test_sm80_shares();
     test_wanted();
     test_combine();

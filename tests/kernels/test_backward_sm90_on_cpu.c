@@ -40,9 +40,9 @@
 
 /* More problems with options, for each of the variants that have some. */
 static const int64_t with_options[] = {
-    160,  168,  170,  348,  380,  384,  482,  577,  631,  749,  787,  957,  1089, 1370, 1385,
-    1499, 1554, 1557, 1596, 1663, 1828, 1832, 1973, 2003, 2068, 2143, 2168, 2317, 2323, 2343,
-    2449, 2521, 2577, 2597, 2653, 2659, 2723, 2745, 2757, 2785, 2936, 2986, 3017};
+    160,  168,  170,  245,  348,  380,  384,  482,  577,  631,  749,  787,  957,  1089, 1370,
+    1385, 1499, 1554, 1557, 1596, 1663, 1828, 1832, 1973, 2003, 2068, 2143, 2168, 2317, 2323,
+    2343, 2449, 2521, 2577, 2597, 2653, 2659, 2723, 2745, 2757, 2785, 2936, 2986, 3017};
 
 /* Problems of the class of a bias and its gradient: stored, added, summed in the workspace, by
  * threads and by TMA; in the last one, blocks of batch items take turns. */
@@ -190,6 +190,12 @@ typedef struct machine {
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
+/* Whether the kernel counts on static shared memory before its dynamic one. */
+static bool relies_on_static(const fa_variant *v)
+{
+    return FA_BACKWARD_SM90_RELIES(v->head_dim, v->options, v->persistent, v->chained);
+}
+
 static bool is_main(const fa_cuda_plan_launch *l);
 static bool is_shared(const fa_cuda_plan_launch *l);
 
@@ -296,10 +302,9 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .cluster = l->cluster > 1 ? l->cluster : 0,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes,
-                    .static_bytes =
-                        fa_variants[l->variant].persistent || fa_variants[l->variant].chained
-                            ? 1024 - FA_BACKWARD_SM90_PADDING(1)
-                            : 0,
+                    .static_bytes = relies_on_static(&fa_variants[l->variant])
+                                        ? 1024 - FA_BACKWARD_SM90_PADDING(1)
+                                        : 0,
                     .overlaps = l->overlaps,
                     .begins_early = l->smem_bytes > 0 && !prepares(l), /* loads of keys */
                     .lets_late = l->smem_bytes == 0 || prepares(l), /* for the sake of such loads */
@@ -557,6 +562,7 @@ static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
         if (l->idle || !is_main(l)) continue;
         first |= (uint64_t)adds_to_first_shares(l) << 16;
         first |= (uint64_t)(l->backward_sm90.query_parts > 1) << 22;
+        first |= (uint64_t)!l->backward_sm90.even_splits << 23;
         if (fa_variants[l->variant].chained) return find_chain_options(p, l);
         const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
         const bool by_itself = fa_variants[l->variant].options == FA_SM90_BIAS;
