@@ -124,6 +124,16 @@ VARIANT_16BIT(forward_sm90_d256_softcap, .file = "forward_sm90/forward_sm90", .k
 VARIANT_16BIT(forward_sm90_general256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
               .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
+/* Pages that TMA cannot load, with any options or none, where keys are not split. */
+VARIANT_16BIT(forward_sm90_general64_copied, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 4, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0, .copied = 1)
+VARIANT_16BIT(forward_sm90_general128_copied, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0, .copied = 1)
+VARIANT_16BIT(forward_sm90_general256_copied, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
+              .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0, .copied = 1)
 END(forward, sm90)
 
 /* For the sequences of many queries of a mixed batch, beside decode_sm90_persistent. */
@@ -135,24 +145,34 @@ END(forward, sm90_beside)
 
 /* Whose work tiles have a part of the keys each. */
 FAMILY(forward, sm90_split)
+/* Pages of few rows. */
+VARIANT_16BIT(forward_sm90_split_d64_copied, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 0, .static_smem = 1152, .split = 1, .copied = 1)
 VARIANT_16BIT(forward_sm90_split_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 0, .static_smem = 1024, .split = 1)
 VARIANT_16BIT(forward_sm90_split_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d128_copied_overlapped, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .static_smem = 1024, .split = 1, .overlapped = 1, .copied = 1)
+VARIANT_16BIT(forward_sm90_split_d128_copied, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .static_smem = 1024, .split = 1, .copied = 1)
 VARIANT_16BIT(forward_sm90_split_d128_overlapped, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1, .overlapped = 1)
 VARIANT_16BIT(forward_sm90_split_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d256_copied, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1, .copied = 1)
 VARIANT_16BIT(forward_sm90_split_d192, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 96, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1)
-VARIANT_16BIT(forward_sm90_split_d256_pages, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
-              .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1, .large_pages = 1)
 VARIANT_16BIT(forward_sm90_split_d256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90_split", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1)

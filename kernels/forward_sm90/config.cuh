@@ -17,6 +17,8 @@
  *     OVERLAPPED    1: a work tile starts before the previous one ends; may be left out
  *     SPLIT         1: a work tile has a part of the keys that its queries see, and leaves sums in the workspace, which
  *                   merge.cu merges; may be left out
+ *     COPIED        1: keys and values are copied by a warpgroup of its own, from pages of any size (copy.cuh); may be
+ *                   left out
  */
 #ifndef FA_KERNELS_FORWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_FORWARD_SM90_CONFIG_CUH
@@ -68,6 +70,15 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 
 #ifndef BESIDE
 #define BESIDE 0
+#endif
+
+#ifndef COPIED
+#define COPIED 0
+#endif
+#if COPIED
+#define WARPGROUPS_BESIDES_PRODUCER (CONSUMERS + 1)
+#else
+#define WARPGROUPS_BESIDES_PRODUCER CONSUMERS
 #endif
 
 #ifndef SPLIT
@@ -133,7 +144,7 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
-    THREADS = FA_SM90_THREADS(CONSUMERS),
+    THREADS = FA_SM90_THREADS(WARPGROUPS_BESIDES_PRODUCER),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
     ROWS = 64,          /* queries of a consumer */
     BLOCK_COLUMNS = 64, /* the swizzle spans 128 bytes */
@@ -152,7 +163,13 @@ enum {
 };
 
 /* Registers of a thread that loads, and of one that computes. */
-#if CONSUMERS == 3
+#if COPIED && HEAD_DIM > 128
+#define PRODUCER_REGISTERS 32
+#define CONSUMER_REGISTERS 224
+#elif COPIED
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 216
+#elif CONSUMERS == 3
 #define PRODUCER_REGISTERS 32
 #define CONSUMER_REGISTERS 160
 #else

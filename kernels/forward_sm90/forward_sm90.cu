@@ -30,6 +30,9 @@
 #if BALANCED
 #include "forward_sm90/balance.cuh"
 #endif
+#if COPIED
+#include "forward_sm90/copy.cuh"
+#endif
 #if HIDES_VALUES
 #include "forward_sm90/recompute.cuh"
 #endif
@@ -40,7 +43,11 @@ enum { WARP_QUERIES_AND_KEYS, WARP_VALUES, WARP_SCHEDULER, WARP_BALANCE_OR_BIAS 
 /* Warps that read the queue, in addition to the consumers' warps. */
 FA_DEVICE int count_queue_readers(const fa_sm90_params *s)
 {
+#if COPIED
+    return (OPTIONS & FA_SM90_BIAS && s->bias_mapped) + 2 + WARPS;
+#else
     return OPTIONS & FA_SM90_BIAS && s->bias_mapped ? 3 : 2;
+#endif
 }
 
 /* A launch that runs at the same time as the previous one (a mixed batch) starts when each block of that
@@ -79,6 +86,9 @@ FA_DEVICE void clear_rows_left_over(const fa_sm90_params *s, char *q)
     const fa_sm90_box box = s->split.group.box;
     const int first = fa_sm90_box_queries(box) * fa_sm90_box_heads(box),
               thread = (int)threadIdx.x - WARPGROUP;
+#if COPIED
+    if (thread >= CONSUMERS * WARPGROUP) return;
+#endif
     if (first == ROWS) return;
     for (int block = 0; block < Q_STAGES * CONSUMERS * K_BLOCKS; block++)
         for (int i = 8 * first + thread; i < 8 * ROWS; i += CONSUMERS * WARPGROUP)
@@ -133,8 +143,13 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         if (schedules_sections) begin_sections(&pipe, &p, &s, &sections);
 #endif
         ptx_decrease_registers(PRODUCER_REGISTERS);
+#if COPIED
+        if (threadIdx.x < 32 * (WARP_QUERIES_AND_KEYS + 1)) produce_queries(&pipe, &s);
+        else if (threadIdx.x < 32 * (WARP_VALUES + 1)) publish_copies(&pipe, &s);
+#else
         if (threadIdx.x < 32 * (WARP_QUERIES_AND_KEYS + 1)) produce_queries_and_keys(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_VALUES + 1)) produce_values(&pipe, &p, &s);
+#endif
 #if SPLIT
         else if (schedules_sections) schedule_sections(&pipe, &p, &s, &sections);
 #endif
@@ -147,6 +162,11 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
         wait_for_other_grids(); /* so that each thread has */
         if (threadIdx.x == 0) end_behind_grids();
+#if COPIED
+    } else if (threadIdx.x >= WARPGROUP * (1 + CONSUMERS)) {
+        ptx_decrease_registers(PRODUCER_REGISTERS);
+        copy_keys_and_values(&pipe, &p, &s);
+#endif
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
         const int consumer = warp_uniform(threadIdx.x / WARPGROUP - 1);

@@ -17,6 +17,8 @@
  *                        (src/cuda/plan_sm90.c)
  *   beside               1: the launch runs at the same time as the previous one (src/cuda/plan_mixed.c)
  *   split                1: a work tile has a part of the keys (split.h)
+ *   copied               1: keys and values are copied by a warpgroup of its own, from pages of any size, where TMA cannot load
+ *                        them or is slower (src/cuda/plan_sm90.c)
  *   overlapped           1: a work tile starts before the previous one ends; only if sequences have equally many queries
  *   tracked              1: plain tiles always track the max (softmax.cuh), which costs 0 to 2% at
  *                        head dims above 128

@@ -66,12 +66,24 @@ FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k)
     ptx_wgmma_commit();
 }
 
+#define PV_COLUMNS 128 /* of a product, where one cannot have all */
+
 /* Issues out += P V, or out = P V if accumulate is 0. */
 FA_DEVICE void issue_pv(float *out, const uint32_t *p, uint32_t v, int accumulate)
 {
+#if COPIED && VALUE_DIM == 2 * PV_COLUMNS
+    /* One product would need more registers than a thread of four warpgroups has at first, and ptxas refuses it. */
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) PTX_WGMMA(pv, PV_COLUMNS)
+    (out + half * PV_COLUMNS / 2, p + 4 * step,
+     ptx_descriptor(v + (step * 16 * 128 + half * V_BYTES / 2) / 16), step > 0 || accumulate);
+#else
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(pv, VALUE_DIM)
     (out, p + 4 * step, ptx_descriptor(v + step * 16 * 128 / 16), step > 0 || accumulate);
+#endif
     ptx_wgmma_commit();
 }
 

@@ -13,6 +13,9 @@
  *     k_full, k_empty       STAGES                          TMA, query and key warp   all consumers
  *     v_full, v_empty       STAGES                          TMA, value warp           all consumers
  *     bias_full, _empty     1 for each consumer             TMA, bias warp            the consumer
+ *
+ * With COPIED the last warpgroup's copies arrive at k_copied and v_copied; from there a warp lets consumers have the stages
+ * (copy.cuh).
  */
 #ifndef FA_KERNELS_FORWARD_SM90_PIPELINE_CUH
 #define FA_KERNELS_FORWARD_SM90_PIPELINE_CUH
@@ -32,6 +35,9 @@ typedef struct shared_state {
     uint64_t entry_full[QUEUE_ENTRIES], entry_empty[QUEUE_ENTRIES];
     uint64_t q_full[Q_STAGES][CONSUMERS], q_empty[Q_STAGES][CONSUMERS];
     uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+#if COPIED
+    uint64_t k_copied[STAGES], v_copied[STAGES];
+#endif
     uint64_t v_loaded; /* values that the value warp clears in part before it fills the stage */
     /* The block's tasks of the balanced schedule, and how many (balance.cuh). */
     int32_t balanced[FA_SM90_MAX_BALANCED_TASKS], balanced_count;
@@ -70,6 +76,10 @@ FA_DEVICE void init_barriers(shared_state *state, int queue_readers)
         ptx_mbarrier_init(&state->v_full[stage], 1);
         ptx_mbarrier_init(&state->k_empty[stage], CONSUMERS * WARPS);
         ptx_mbarrier_init(&state->v_empty[stage], CONSUMERS * WARPS);
+#if COPIED
+        ptx_mbarrier_init(&state->k_copied[stage], WARPGROUP);
+        ptx_mbarrier_init(&state->v_copied[stage], WARPGROUP);
+#endif
     }
     ptx_mbarrier_init(&state->v_loaded, 1);
     ptx_mbarrier_init(&state->balanced_full, 1);

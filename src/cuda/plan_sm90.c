@@ -29,7 +29,8 @@ static int count_queries(const fa_variant *v) { return FA_SM90_QUERIES(v->consum
 
 static int count_threads(const fa_variant *v)
 {
-    return is_f16x3(v) ? FA_F16X3_SM90_THREADS(v->consumers) : FA_SM90_THREADS(v->consumers);
+    return is_f16x3(v) ? FA_F16X3_SM90_THREADS(v->consumers)
+                       : FA_SM90_THREADS(v->consumers + v->copied);
 }
 
 static int count_smem(const fa_variant *v)
@@ -157,13 +158,7 @@ static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_
 
 static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
 {
-    if (fa_cuda_refuse_rows(p, max_rows, why, size)) return true;
-    if (p->block_table && p->rows_k % 8) {
-        fa_cuda_say(why, size, "k.shape[1] is %" PRId64 ", not a multiple of 8 (rows of a page)",
-                    p->rows_k);
-        return true;
-    }
-    return false;
+    return fa_cuda_refuse_rows(p, max_rows, why, size);
 }
 
 /* Kernels with at most one option assume that the largest score gives the largest logit, which is wrong for a
@@ -190,11 +185,11 @@ static const fa_variant *next_variant(const fa_variant *v)
     return v;
 }
 
-/* Whether the variant has these options, or all options. */
+/* Whether the variant has these options, or all options. Those whose keys are copied have no variant without options. */
 static bool has_options(const fa_variant *v, int options)
 {
     const bool several = v->options & (v->options - 1);
-    return v->options == options || (several && options && !(options & ~v->options));
+    return v->options == options || (several && (options || v->copied) && !(options & ~v->options));
 }
 
 /* Whether all sequences have equally many queries. Parts of work tiles of few queries beside others are slower if they overlap (H200, us,
@@ -205,9 +200,39 @@ static bool has_equal_queries(const fa_problem *p)
     return !p->cu_seqlens_q || (p->batch > 0 && p->max_q <= fa_divide(p->rows_q, p->batch));
 }
 
+/* Whether rows of keys or values are whole vectors of 16 bytes, at most 2^32 of them apart, as copies need them. (That rows are aligned,
+ * maps ask for as well.) */
+static bool has_copied_rows(const fa_problem *p, const fa_view *view, int64_t d)
+{
+    const int64_t vector = 8;
+    const double last =
+        (double)p->blocks_k * (double)view->stride[0] + (double)p->rows_k * (double)view->stride[1];
+    return d % vector == 0 && last / (double)vector < (double)UINT32_MAX;
+}
+
+/*
+ * Whether keys and values are copied: from pages that TMA cannot load, and where that is faster, because TMA needs an instruction for each
+ * page and block of columns, one after the other. (H200, us, TMA, copies, FlashAttention-3, 32/8 heads, prompts of 2,048, 512 and 256
+ * behind 6k, 3.5k and 1.8k: head dim 64, page 16, 362, **334**, 300; 32 333, 336, 301; 128, 16 577, **477**, 492; 32 501, **480**, 494; 64 **474**, 482,
+ * 499; 256, 16 1,104, **883**, 822; 64 1,054, **916**, 844; 256 1,075, **924**, 877.) Few rows of a key head wait for memory, which TMA reads faster but in small
+ * boxes (64 sequences of 16 queries at 4k: 64, page 16, 166, **148**, 159; 128 **267**, 279, 265; 32 **259**, 277, 262; 256, 16 559, **550**, 530; 64 **530**, 540, 525).
+ */
+static bool wants_copies(const fa_problem *p)
+{
+    enum { NARROW_DIM = 64, MIDDLE_DIM = 128, WIDE_DIM = 192, SMALL_PAGE = 16 };
+    const bool few_rows = p->max_q * p->heads_q <= FA_SM90_BOX_ROWS * p->heads_kv;
+    if (!p->block_table || !has_copied_rows(p, &p->k, p->d) || !has_copied_rows(p, &p->v, p->d_v))
+        return false;
+    if (p->rows_k % FA_SM90_LEAST_PAGE) return true;
+    if (p->d <= NARROW_DIM) return p->rows_k <= SMALL_PAGE;
+    if (p->d <= MIDDLE_DIM) return !few_rows && p->rows_k <= 2 * SMALL_PAGE;
+    return p->d > WIDE_DIM; /* others have narrower variants by TMA */
+}
+
 bool fa_cuda_fits_pages(const fa_variant *v, const fa_problem *p)
 {
-    return !v->large_pages || (p->block_table && p->rows_k % v->keys == 0);
+    if (v->copied) return wants_copies(p);
+    return !p->block_table || p->rows_k % FA_SM90_LEAST_PAGE == 0;
 }
 
 /* overlaps: work tiles may overlap whatever their queries. */
@@ -470,6 +495,11 @@ static bool plan_any(const fa_problem *p, int first, int end, int options, bool 
 {
     const fa_variant *v = find_variant(p, first, end, options, overlaps, device);
     if (v) return plan_variant(p, v, options, device, plan, why, size);
+    if (p->block_table && p->rows_k % FA_SM90_LEAST_PAGE) {
+        fa_cuda_say(why, size, "k.shape[1] is %" PRId64 ", not a multiple of %d (rows of a page)",
+                    p->rows_k, FA_SM90_LEAST_PAGE);
+        return false;
+    }
     fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
     return false;
 }

@@ -25,6 +25,8 @@ int fa_cuda_sm90_options(const fa_problem *problem, fa_tensor_map_shape *bias);
 bool fa_cuda_add_sm90(const fa_problem *problem, int first, int end, bool overlaps,
                       const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size);
 
+enum { FA_SM90_LEAST_PAGE = 8 }; /* rows: TMA loads pages of multiples of it */
+
 /* Whether the variant takes pages of so many rows, or keys that are not in pages. */
 bool fa_cuda_fits_pages(const fa_variant *variant, const fa_problem *problem);
 

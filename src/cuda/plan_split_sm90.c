@@ -648,14 +648,26 @@ static double find_fastest_of_lengths(const fa_problem *p, const fa_variant *v, 
     return fmin(sections, whole);
 }
 
+/* Whole query tiles are all that is left where keys have no parts, and TMA cannot load the pages. */
 static fa_cuda_split_form choose_form(const fa_problem *p, const fa_variant *v,
                                       const fa_cuda_device *device)
 {
     fa_cuda_split_form form;
     if (fa_cuda_has_own_lengths(p))
         (void)find_fastest_of_lengths(p, v, device->multiprocessors, &form);
-    else (void)find_fastest_form(p, v, device, &form);
+    else if (find_fastest_form(p, v, device, &form) == INFINITY && v->copied)
+        form = FA_CUDA_WHOLE_TILES;
     return form;
+}
+
+/* The time of a key tile that forward_sm90 loads by TMA, relative to one that is copied (H200, prompts behind a cache: head dim 128,
+ * pages of 16 1.2, of 32 1.04; 256, 16 and 32 1.2, 64 1.15). At head dim 64 it is 1.08, but short prompts are faster by TMA (4 of 2,048, pages of
+ * 16, 190 us and 199). */
+static double find_slowness_of_pages(const fa_problem *p, const fa_variant *v)
+{
+    const int64_t few_rows = 16;
+    if (!v->copied || v->head_dim <= NARROW) return 1;
+    return v->head_dim <= MIDDLE && p->rows_k > few_rows ? 1.04 : 1.15;
 }
 
 /* Whether one of the forms is faster than forward_sm90, if lengths are on the device. Without a causal mask the model has not been
@@ -666,6 +678,7 @@ static bool is_faster_with_lengths(const fa_problem *p, const fa_variant *v, int
     shape alone = find_longest_alone(p, v, find_sections_pace(p));
     if (p->d > NARROW && p->d <= PLAIN && p->d_v <= PLAIN)
         alone.tile_seconds *= (double)PLAIN / v->head_dim;
+    alone.tile_seconds *= find_slowness_of_pages(p, v);
     const work each = find_work(p, &alone);
     return taken_seconds(p, &alone, &each, plain_launch, blocks) >
            (p->causal ? least_gain : least_gain_for_many) *
@@ -905,6 +918,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     const double gain = paces == &few_queries ? least_gain : least_gain_for_many;
     const fa_variant *v = find_variant(p);
     if (!v || refuse_split(p, NULL, 0)) return true;
+    if (v->copied && p->rows_k % FA_SM90_LEAST_PAGE) return false;
     if (fa_cuda_has_own_lengths(p)) return !is_faster_with_lengths(p, v, blocks);
     const double shared = shared_seconds(p, v, blocks), whole = whole_seconds(p, v, blocks);
     const bool few =

@@ -27,13 +27,12 @@ enum {
 typedef struct fa_variant {
     fa_element element, cache;
     int head_dim, value_dim, columns, options;
-    int single_tiles, short_rows, few_queries, tracked, overlapped, large_pages;
+    int single_tiles, short_rows, few_queries, tracked, overlapped, copied;
     int keys, stages, q_stages, static_smem, ordered, persistent, joined, dq_buffers, dq_transposed,
         chained, rounding;
     int cluster, consumers, chunk, v_rows;                                    /* sm90 */
     int warps, split, group_rows, queries, blocks, ahead, slices, split_keys; /* sm80, sm75 */
     int groups, beside;                                                       /* of mixed batches */
-    int copied;                                                               /* decode_sm90 */
     int own_lengths;    /* forward_sm90_merge */
     int own_blocks;     /* decode_latent_sm90 */
     int rows;           /* simt */

@@ -159,7 +159,7 @@ static void test_choice(void)
 static fa_problem make_chunk(int64_t heads, int64_t batch, int64_t rows, int64_t n_k, int64_t d)
 {
     static const int32_t numbers[1];
-    enum { PAGE = 16 };
+    enum { PAGE = 64 };
     fa_problem p = make_problem(heads, rows, n_k, d);
     p.batch = batch;
     p.heads_kv = heads / 2;
@@ -467,6 +467,64 @@ static void test_unaligned_packed(void)
     CHECK(most > 0, "no case needs a workspace");
 }
 
+/* Keys and values are copied from pages that TMA cannot load, or loads more slowly. */
+static void test_small_pages(void)
+{
+    static const struct {
+        int64_t page, d, rows;
+        int copied,
+            other; /* the variants of forward_sm90_split with it, or without: FA_NO_VARIANT if it is not chosen */
+    } cases[] = {
+        {1, 64, 2000, FA_VARIANT_forward_sm90_split_d64_copied_bf16, FA_NO_VARIANT},
+        {3, 104, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT},
+        {16, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT},
+        {24, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT},
+        {64, 128, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_bf16},
+        {16, 128, 31, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_bf16},
+        {128, 256, 2000, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT},
+        {128, 256, 31, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT},
+        {16, 192, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d192_bf16},
+        {16, 96, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d96_bf16},
+        {1, 192, 2000, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT},
+        {1, 98, 2000, FA_NO_VARIANT, FA_NO_VARIANT}, /* rows are no whole vectors */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_cuda_plan plan;
+        fa_problem p = make_chunk(8, 4, 4 * cases[i].rows, 9600, cases[i].d);
+        p.max_q = cases[i].rows + 1; /* unequal queries */
+        p.rows_k = cases[i].page;
+        p.blocks_k = 4 * 9600 / cases[i].page;
+        set_view(&p.k, p.rows_k, p.heads_kv, (p.d + 7) / 8 * 8);
+        set_view(&p.v, p.rows_k, p.heads_kv, (p.d + 7) / 8 * 8);
+        p.block_table_stride = 9600 / cases[i].page;
+        CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
+        const int found = plan.launches[0].variant,
+                  wanted = cases[i].copied != FA_NO_VARIANT ? cases[i].copied : cases[i].other;
+        CHECK(wanted == FA_NO_VARIANT ? !fa_variants[found].copied : found == wanted, "case %d: %s",
+              (int)i, fa_variants[found].name);
+    }
+    /* With an option, or without a workspace, pages of one row have forward_sm90. */
+    fa_cuda_plan plan;
+    fa_problem p = make_chunk(8, 4, 8000, 9600, 128);
+    p.rows_k = 1;
+    p.blocks_k = 4 * 9600;
+    set_view(&p.k, 1, p.heads_kv, p.d);
+    set_view(&p.v, 1, p.heads_kv, p.d);
+    CHECK(plan_by(&fa_cuda_forward_sm90, &p, &plan) &&
+              plan.launches[0].variant == FA_VARIANT_forward_sm90_general128_copied_bf16 &&
+              plan.workspace_bytes == 0,
+          "%s", fa_variants[plan.launches[0].variant].name);
+    p.softcap = 20;
+    CHECK(plan_by(NULL, &p, &plan) && /* behind one for few queries */
+              plan.launches[1].variant == FA_VARIANT_forward_sm90_general128_copied_bf16,
+          "%s", fa_variants[plan.launches[1].variant].name);
+    /* Rows that are too far apart for offsets of 32 bits. */
+    p.softcap = 0;
+    p.k.stride[0] = INT64_C(1) << 20;
+    CHECK(plan_by(NULL, &p, &plan) && !fa_variants[plan.launches[0].variant].copied, "%s",
+          fa_variants[plan.launches[0].variant].name);
+}
+
 /* Without sequences there is no work, whatever the number of rows is. */
 static void test_no_sequences(void)
 {
@@ -630,6 +688,7 @@ int main(void)
     test_unaligned();
     test_unaligned_packed();
     test_no_sequences();
+    test_small_pages();
     test_whole_tiles();
     test_refusals();
     test_softcap();

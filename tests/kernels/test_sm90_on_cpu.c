@@ -30,6 +30,7 @@
 enum {
     PROBLEMS = 1800,
     WIDE_PROBLEMS = 60,
+    PAGED_PROBLEMS = 200,
     FLOAT32_PROBLEMS = 120,
     PEAKED_PROBLEMS = 52,
     EACH = 5,
@@ -247,18 +248,19 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return run_twice(&a, call, message, size);
 }
 
-/* Head dims that are too rare in other problems. */
-static int run_wide_problems(random_settings *settings, int64_t *number, int64_t end)
+/* What is too rare in other problems: wide head dims, pages of few rows. */
+static int run_focused_problems(random_settings *settings, random_focus focus, int64_t *number,
+                                int64_t end)
 {
     static random_result result;
     int done = 0;
-    settings->focus = RANDOM_WIDE;
+    settings->focus = focus;
     for (; *number < end; ++*number) {
         random_problem_run((uint64_t)*number, settings, &result);
         if (result.status == FA_ERROR_UNSUPPORTED) continue;
         done++;
-        CHECK(result.report.ok, "wide number %lld: %s\n  %s", (long long)*number,
-              result.report.message, result.description);
+        CHECK(result.report.ok, "%s number %lld: %s\n  %s", focus == RANDOM_WIDE ? "wide" : "paged",
+              (long long)*number, result.report.message, result.description);
     }
     return done;
 }
@@ -278,7 +280,8 @@ static void run_float32_problems(random_settings settings, const char *family,
     run_peaked_problems(&settings, number, first + count / 10);
     *number = first;
     if (precision == FA_PRECISION_FLOAT32)
-        CHECK(run_wide_problems(&settings, number, first + count / 8) > 0 || sample.searching,
+        CHECK(run_focused_problems(&settings, RANDOM_WIDE, number, first + count / 8) > 0 ||
+                  sample.searching,
               "no wide problem");
     family_name = "sm90";
 }
@@ -529,7 +532,9 @@ static int run_problems(random_settings settings, int64_t *number, int64_t begin
         run_forward_problems(&settings, number, rare[i] + 1);
     }
     *number = 0;
-    done += run_wide_problems(&settings, number, listed ? WIDE_PROBLEMS : count);
+    done += run_focused_problems(&settings, RANDOM_WIDE, number, listed ? WIDE_PROBLEMS : count);
+    *number = 0;
+    done += run_focused_problems(&settings, RANDOM_PAGED, number, listed ? PAGED_PROBLEMS : count);
     max_runs = INT_MAX;
     *number = begin;
     memset(hopper_paths, 0, sizeof hopper_paths);

@@ -418,6 +418,79 @@ static void test_many_sequences(int64_t number)
     attention_free(&a);
 }
 
+/* A cache in pages of so many rows, in random order. Rows of no sequence are NaN, and so are pages that are not used; table entries
+ * behind a sequence's last page are no pages. */
+static fa_tensor make_cache(attention *a, const char *name, int64_t page, const int32_t *table,
+                            int64_t entries, const int32_t *lengths)
+{
+    ref_layout layout = REF_LAYOUT_CONTIGUOUS;
+    const int64_t pages = a->s.batch * entries + 1, columns = *name == 'k' ? a->s.d : a->s.d_v;
+    fa_tensor t = {.dtype = a->in.q.dtype, .shape = {pages, page, a->s.heads_kv, columns}};
+    layout.aligned_data = true;
+    ref_buffers_tensor(&a->buffers, name, &t, &layout);
+    for (int64_t n = 0; n < pages * page * a->s.heads_kv * columns; n++)
+        ref_store(&t, 0, 0, 0, n, NAN);
+    for (int64_t b = 0; b < a->s.batch; b++)
+        for (int64_t j = 0; j < lengths[b]; j++)
+            for (int64_t h = 0; h < a->s.heads_kv; h++)
+                for (int64_t c = 0; c < columns; c++)
+                    ref_store(&t, table[b * entries + j / page], j % page, h, c,
+                              ref_random_normal(&a->random));
+    return t;
+}
+
+/* Pages of few rows, and of no power of two: the kernels whose warps copy keys and values, and others. */
+static void test_small_pages(void)
+{
+    static const int64_t pages[] = {1, 3, 16, 24, 5}, dims[] = {64, 128, 256, 40, 120};
+    static const int32_t lengths[] = {70, 333, 1, 129};
+    enum { BATCH = 4, KEYS = 333 };
+    for (int64_t n = 0; n < 20; n++) {
+        static int32_t table[BATCH * KEYS];
+        attention a;
+        ref_array want, lse;
+        const int64_t page = pages[n % 5], d = dims[n / 5 == 3 ? n % 4 : (n + n / 5) % 5],
+                      entries = (KEYS + page - 1) / page;
+        const shape s = {BATCH, 4, n % 2 ? 4 : 2, 90 + n, 1, d, d};
+        make_aligned(&a, (uint64_t)n, s, n % 3 ? FA_BFLOAT16 : FA_FLOAT16);
+        for (int b = 0; b < BATCH; b++)
+            for (int i = 0; i < entries; i++)
+                table[b * entries + i] = i * page < lengths[b]
+                                             ? (int32_t)((b * entries + i) * 11 % (BATCH * entries))
+                                             : INT32_MIN;
+        a.in.k = make_cache(&a, "k", page, table, entries, lengths);
+        a.in.v = make_cache(&a, "v", page, table, entries, lengths);
+        a.in.options.flags = n % 4 ? FA_CAUSAL : 0;
+        if (n % 4 == 3) {
+            a.in.options.flags |= FA_WINDOW;
+            a.in.options.window_left = 40;
+            a.in.options.window_right = 0;
+        }
+        a.in.options.seqlens_k = lengths;
+        a.in.options.block_table = table;
+        a.in.options.block_table_stride = entries;
+        ref_forward(&a.in, &want, &lse);
+        const random_call call = forward_call(&a);
+        check_attends(attend, n, &call);
+        for (int64_t b = 0; b < BATCH; b++)
+            for (int64_t h = 0; h < s.heads_q; h++)
+                for (int64_t i = 0; i < s.n_q; i++)
+                    for (int64_t c = 0; c < d; c++) {
+                        const double x = ref_load(&a.out, b, i, h, c),
+                                     y = want.value[ref_array_index(&want, b, i, h, c)];
+                        CHECK(
+                            fabs(x - y) < 0.02,
+                            "pages of %lld, dim %lld, sequence %lld, head %lld, query %lld, column "
+                            "%lld: %g, expected %g",
+                            (long long)page, (long long)d, (long long)b, (long long)h, (long long)i,
+                            (long long)c, x, y);
+                    }
+        ref_array_free(&want);
+        ref_array_free(&lse);
+        attention_free(&a);
+    }
+}
+
 /* Packed sequences whose cumulative lengths are wrong: all reads and writes stay inside. Their work is longer than the line
  * can be, or keys end before all tensors. */
 static void test_wild_lengths(bool too_long)
@@ -507,6 +580,7 @@ int main(int argc, char **argv)
     test_far_windows();
     test_groups();
     test_softcaps();
+    test_small_pages();
     for (int64_t n = 2; n < 8; n++) test_many_sequences(n); /* 2 and 5: whole query tiles */
     for (int i = 0; i < 2; i++) test_wild_lengths(i);
     for (int64_t i = 0; i < 4; i++) /* any number of parts; 2, 4, and 6 of them */
