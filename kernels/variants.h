@@ -282,19 +282,44 @@ VARIANT(forward_tf32_sm90_d128_two, .file = "forward_tf32_sm90/forward_tf32_sm90
 VARIANT(forward_tf32_sm90_d128, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
         .element = FA_ELEMENT_TF32, .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 3,
         .keys = 64, .stages = 4, .q_stages = 1, .few_queries = 0)
+VARIANT(forward_tf32_sm90_d192, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2,
+        .keys = 32, .stages = 5, .q_stages = 1, .few_queries = 0)
 VARIANT(forward_tf32_sm90_d256, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
         .element = FA_ELEMENT_TF32, .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1, .few_queries = 0)
-/* With options. */
+/* With options. Key tiles of 64 leave registers for a bias that is loaded a tile ahead. */
+VARIANT(forward_tf32_sm90_bias64, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 64, .value_dim = 64, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 10, .q_stages = 1, .few_queries = 0, .for_bias = 1)
 VARIANT(forward_tf32_sm90_general64, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
         .element = FA_ELEMENT_TF32, .head_dim = 64, .value_dim = 64, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 96, .stages = 7, .q_stages = 1, .few_queries = 0)
 VARIANT(forward_tf32_sm90_general128, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
         .element = FA_ELEMENT_TF32, .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 64, .stages = 5, .q_stages = 1, .few_queries = 0)
+VARIANT(forward_tf32_sm90_general192, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 32, .stages = 5, .q_stages = 1, .few_queries = 0)
 VARIANT(forward_tf32_sm90_general256, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
         .element = FA_ELEMENT_TF32, .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1, .few_queries = 0)
+/* Wide heads: high parts of float16 in a cluster, as in the next family. */
+VARIANT(forward_tf32_sm90_d288, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 288, .value_dim = 144, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384, .few_queries = 0)
+VARIANT(forward_tf32_sm90_d320, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384, .few_queries = 0)
+VARIANT(forward_tf32_sm90_d384, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 384, .value_dim = 192, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384, .few_queries = 0)
+VARIANT(forward_tf32_sm90_d512, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 512, .value_dim = 256, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 32, .stages = 5, .q_stages = 1, .chunk = 16384, .few_queries = 0)
+VARIANT(forward_tf32_sm90_general512, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 512, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 2, .consumers = 2,
+        .keys = 32, .stages = 5, .q_stages = 1, .chunk = 16384, .few_queries = 0)
 END(forward, tf32_sm90)
 
 FAMILY(forward, f16x3_sm90)
@@ -305,16 +330,28 @@ VARIANT(forward_f16x3_sm90_d64, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
 VARIANT(forward_f16x3_sm90_d128, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
         .keys = 64, .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_d192, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 8, .q_stages = 1, .chunk = 16384)
 VARIANT(forward_f16x3_sm90_d256, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1)
 /* With options. */
+VARIANT(forward_f16x3_sm90_bias64, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 64, .value_dim = 64, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 8, .q_stages = 1, .for_bias = 1)
 VARIANT(forward_f16x3_sm90_general64, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 64, .value_dim = 64, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 64, .stages = 8, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_bias128, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 5, .q_stages = 1, .for_bias = 1)
 VARIANT(forward_f16x3_sm90_general128, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 64, .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_general192, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 32, .stages = 5, .q_stages = 1)
 VARIANT(forward_f16x3_sm90_general256, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1)
