@@ -123,29 +123,39 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part,
 #if OPTIONS
 
 /* dP is computed after the options, which take many registers, have been applied. */
-FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm80_params *all,
+FA_DEVICE void consume_chunk(const fa_backward_params *backward, const fa_backward_sm80_params *all,
                              const block_work *w, thread_state *x, const tile_cursor *at, int chunk)
 {
+    const fa_attention_params *p = &backward->a;
     tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
     fa_weights weights, ds;
+    tile_bias bias;
+    tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
+    load_bias(&bias, p, w, &o); /* arrives while scores are computed */
     find_scores(&s, x->memory, &part, SCORES);
-    const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
-    weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows, part.factors);
+    apply_loaded_mask(p, &bias, &o);
+    if (p->dropout_threshold) o.keeps = find_kept(p, w, &o);
+    weigh_with_options(p, w, &o, &bias, &s, &weights, x->scale, part.rows, part.factors);
     part = find_part(x->memory, at, chunk); /* computed again, to save registers */
     add_values(x, &part, &weights);
     find_scores(&dp, x->memory, &part, DP);
     drop_gradients(p, &o, &dp);
     make_ds(&s, &dp, part.rows, ds_unit(all), true);
+#if HIGH_LOW
+    if (backward->dbias_by_others)
+        put_dbias(backward, w, &o, &dp, is_in_place(all) ? 1.0f / p->scale : 1.0f);
+#endif
     pack(&ds, &dp);
     add_keys(x, &part, &weights, &ds);
 }
 
 #else
 
-FA_DEVICE void consume_chunk(const fa_attention_params *p, const fa_backward_sm80_params *all,
+FA_DEVICE void consume_chunk(const fa_backward_params *backward, const fa_backward_sm80_params *all,
                              const block_work *w, thread_state *x, const tile_cursor *at, int chunk)
 {
+    const fa_attention_params *p = &backward->a;
     tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
     bool masked = !HIGH_LOW && is_masked(w, first_key, at->tile);
@@ -203,7 +213,7 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
                             const block_work *w, thread_state *x, const tile_cursor *at)
 {
 #pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; chunk++) consume_chunk(&p->a, s, w, x, at, chunk);
+    for (int chunk = 0; chunk < CHUNKS; chunk++) consume_chunk(p, s, w, x, at, chunk);
     if (SPLIT > 1) add_others(x, at);
 }
 
@@ -381,7 +391,7 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_
 #if BESIDE_KEYS && !BOTH_BESIDE_KEYS
     if (!has_scores()) copy_next(p, s, w, x->memory, at, THE_QUERIES | THE_DOUT);
 #endif
-    if (has_scores()) consume_chunk(&p->a, s, w, x, at, 0);
+    if (has_scores()) consume_chunk(p, s, w, x, at, 0);
     __syncthreads();
     if (has_scores()) {
         const tile_part part = find_part(x->memory, at, 0);

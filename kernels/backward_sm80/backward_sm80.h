@@ -20,6 +20,8 @@
  *               by 2^-bits
  *   factors     of a tile, if a launch after `prepare` computes them: the factors of each query's
  *               weights (weight_sums.cu)
+ *   norms       of a tile, behind all tiles' factors: of its longest query and of the longest of its
+ *               share of the keys, if an option changes scores (norms.cuh)
  *   parts       of a tile, in float32: queries and dout as float16 parts, rows of the variant's
  *               head dim times 4 bytes (high_low.cuh); powers: the powers of two of each query's
  *               parts
@@ -51,6 +53,7 @@
 #define FA_BACKWARD_SM80_SUM_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
 #define FA_BACKWARD_SM80_ROW_BYTES (FA_BACKWARD_SM80_TILE * 8)
 #define FA_BACKWARD_SM80_FACTOR_BYTES (FA_BACKWARD_SM80_TILE * 4)
+#define FA_BACKWARD_SM80_NORM_BYTES 8
 
 /* Semaphores of a tile, 4 bytes each: one for each warp of each part of it. */
 #define FA_BACKWARD_SM80_SEMAPHORES(element, dim)                                                  \

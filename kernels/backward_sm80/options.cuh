@@ -14,6 +14,7 @@
 #include "common/softmax.cuh"
 #include "common/x2.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/reduce.cuh"
 #include "ptx/shared.cuh"
 
 /* The factor by which scores become their true values. */
@@ -163,8 +164,8 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
     o.key = key;
     o.head = (int)w->sequence.head + head;
     o.sees = find_seen(w, o.query, o.key);
-    o.keeps = p->dropout_threshold ? find_kept(p, w, &o) : ~0u;
-    if (p->mask.data) o.sees = read_mask(&p->mask, w, &o);
+    o.keeps = ~0u; /* until scores are known: find_kept takes time */
+    if (p->mask.data && p->bias.data) o.sees = read_mask(&p->mask, w, &o);
     return o;
 }
 
@@ -218,42 +219,85 @@ FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, cons
     }
 }
 
-/* The compiler knows dtype. A bias that no query sees is not read. */
-FA_DEVICE void add_bias_of(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
-                           const score_group *g, int dtype)
+/* The bias of the thread's scores as it is in memory, a word for each element [m][n][2r + i]; without a bias the
+ * mask. It is loaded before the products that take place meanwhile. */
+typedef struct tile_bias {
+    uint32_t at[WEIGHT_M_TILES][WEIGHT_N_TILES][4];
+} tile_bias;
+
+/* The compiler knows the size of an element. What no query sees is not read. */
+FA_DEVICE void load_bias_of(tile_bias *to, const fa_kernel_view *bias, const block_work *w,
+                            const tile_options *o, int size)
 {
-    const int size = fa_element_size(dtype);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const char *from = bias->data + first_index(bias, w, o, 2 * g->m + r) * size;
+    for (int mr = 0; mr < WEIGHT_M_TILES * 2; mr++) {
+        const char *from = bias->data + first_index(bias, w, o, mr) * size;
 #pragma unroll
-        for (int e = 0; e < 2 * GROUP; e++) {
-            const int n = g->n + e / 2, i = e % 2;
-            float *to = &g->s[e / 2][2 * r + i], x = 0.0f;
-            if (o->sees & BIT(n, g->m, r, i))
-                x = fa_load_element(from, dtype, (8 * n + i) * bias->stride[2]);
-            *to = fa_bias_score(*to, x, FA_LOG2E);
-        }
+        for (int n = 0; n < WEIGHT_N_TILES; n++, from += 8 * bias->stride[2] * size)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const char *x = from + i * bias->stride[2] * size;
+                uint32_t *word = &to->at[mr / 2][n][mr % 2 * 2 + i];
+                *word = 0;
+                if (!(o->sees & BIT(n, 0, mr, i))) continue;
+                *word = size == 4   ? *(const uint32_t *)(const void *)x
+                        : size == 2 ? *(const uint16_t *)(const void *)x
+                                    : *(const uint8_t *)(const void *)x;
+            }
     }
 }
 
-FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
-                        const score_group *g)
+FA_DEVICE void load_bias(tile_bias *to, const fa_attention_params *p, const block_work *w,
+                         const tile_options *o)
 {
-    if (bias->dtype == FA_KERNEL_BFLOAT16) add_bias_of(bias, w, o, g, FA_KERNEL_BFLOAT16);
-    else if (bias->dtype == FA_KERNEL_FLOAT16) add_bias_of(bias, w, o, g, FA_KERNEL_FLOAT16);
-    else add_bias_of(bias, w, o, g, FA_KERNEL_FLOAT32);
+    if (!p->bias.data) {
+        if (p->mask.data) load_bias_of(to, &p->mask, w, o, 1);
+    } else if (p->bias.dtype == FA_KERNEL_FLOAT32) load_bias_of(to, &p->bias, w, o, 4);
+    else load_bias_of(to, &p->bias, w, o, 2);
+}
+
+/* Hides what a mask without a bias hides. */
+FA_DEVICE void apply_loaded_mask(const fa_attention_params *p, const tile_bias *mask,
+                                 tile_options *o)
+{
+    if (!p->mask.data || p->bias.data) return;
+#pragma unroll
+    for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 4; i++) {
+        const int m = i / 4 / WEIGHT_N_TILES, n = i / 4 % WEIGHT_N_TILES, e = i % 4;
+        if (mask->at[m][n][e] == 0) o->sees &= ~BIT(n, m, e / 2, e % 2);
+    }
+}
+
+/* The compiler knows dtype. */
+FA_DEVICE void add_bias_of(const tile_bias *bias, const score_group *g, int dtype)
+{
+#pragma unroll
+    for (int e = 0; e < 4 * GROUP; e++) {
+        const uint32_t word = bias->at[g->m][g->n + e / 4][e % 4];
+        const float x = dtype == FA_KERNEL_FLOAT32    ? fa_bits_float(word)
+                        : dtype == FA_KERNEL_BFLOAT16 ? fa_bits_float(word << 16)
+                                                      : ptx_half_to_float((uint16_t)word);
+        g->s[e / 4][e % 4] = fa_bias_score(g->s[e / 4][e % 4], x, FA_LOG2E);
+    }
+}
+
+FA_DEVICE void add_bias(const fa_attention_params *p, const tile_bias *bias, const score_group *g)
+{
+    if (p->bias.dtype == FA_KERNEL_BFLOAT16) add_bias_of(bias, g, FA_KERNEL_BFLOAT16);
+    else if (p->bias.dtype == FA_KERNEL_FLOAT16) add_bias_of(bias, g, FA_KERNEL_FLOAT16);
+    else add_bias_of(bias, g, FA_KERNEL_FLOAT32);
 }
 
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
 /* Replaces scores by logits, as exponents of 2. slopes: the derivative of the softcap. */
 FA_DEVICE void make_logits(const fa_attention_params *p, const block_work *w, const tile_options *o,
-                           const score_group *g, float slopes[GROUP][4], float scale)
+                           const tile_bias *bias, const score_group *g, float slopes[GROUP][4],
+                           float scale)
 {
     cap_scores(p, w, o, g, slopes, scale);
     if (p->alibi_slopes) add_alibi(p, w, o, g);
-    if (p->bias.data) add_bias(&p->bias, w, o, g);
+    if (p->bias.data) add_bias(p, bias, g);
 }
 
 /* A hidden element has the weight 0, whatever its score and the log-sum-exp are. */
@@ -307,15 +351,15 @@ FA_DEVICE void weigh_group(const tile_options *o, const score_group *g, float sl
 }
 
 FA_DEVICE void weigh_with_options(const fa_attention_params *p, const block_work *w,
-                                  const tile_options *o, fa_scores *scores, fa_weights *weights,
-                                  float scale, uint32_t rows, uint32_t factors)
+                                  const tile_options *o, const tile_bias *bias, fa_scores *scores,
+                                  fa_weights *weights, float scale, uint32_t rows, uint32_t factors)
 {
 #pragma unroll
     for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES / GROUP; i++) {
         const int m = i / (WEIGHT_N_TILES / GROUP), n = i % (WEIGHT_N_TILES / GROUP) * GROUP;
         const score_group g = {&scores->at[m][n], m, n};
         float slopes[GROUP][4];
-        make_logits(p, w, o, &g, slopes, scale);
+        make_logits(p, w, o, bias, &g, slopes, scale);
         weigh_group(o, &g, slopes, weights, rows, factors);
     }
 }
@@ -332,6 +376,37 @@ FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *
                                           ? dp->at[m][e / 4][e % 4] * p->dropout_scale
                                           : 0.0f;
 }
+
+#if HIGH_LOW
+
+/* ---- The gradient of the bias ---------------------------------------------------------------- */
+
+/* Stores dS of a tile in a float32 dbias, or adds it. factor: of dS. A sequence that is longer than dbias, which the API
+ * forbids, is cut. */
+FA_DEVICE void put_dbias(const fa_backward_params *p, const block_work *w, const tile_options *o,
+                         const fa_scores *ds, float factor)
+{
+    const bool adds = p->dbias_sums.data;
+    const int queries = (int)(fa_min64(w->sequence.n_q, p->dbias_shape[2]) - o->query);
+    const int keys = (int)fa_min64(w->num_keys, p->dbias_shape[3] - w->keys.first) - o->key;
+    const int64_t step = p->dbias.stride[2];
+#pragma unroll
+    for (int mr = 0; mr < WEIGHT_M_TILES * 2; mr++) {
+        if (8 * mr >= keys) continue;
+        float *to = (float *)(void *)p->dbias.data + first_index(&p->dbias, w, o, mr);
+#pragma unroll
+        for (int n = 0; n < WEIGHT_N_TILES; n++, to += 8 * step)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float x = ds->at[mr / 2][n][mr % 2 * 2 + i] * factor;
+                if (8 * n + i >= queries) continue;
+                if (adds) ptx_reduce_add(to + i * step, x);
+                else to[i * step] = x;
+            }
+    }
+}
+
+#endif
 
 #endif
 

@@ -4,6 +4,7 @@
  * powers of two. Bound by memory.
  */
 #include "backward_sm80/backward_sm80.h"
+#include "backward_sm80/norms.cuh"
 #include "backward_sm80/split.cuh"
 #include "backward_sm80/sums.cuh"
 #include "backward_simt/row_product.cuh"
@@ -166,18 +167,16 @@ typedef struct row_numbers {
     float4 at[ROW_UNITS];
 } row_numbers;
 
-/* The lane's numbers of row i, if it exists. */
-FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa_tile *t, int64_t i,
-                            int columns)
+/* The lane's numbers of a row, if it exists. vectors: rows consist of whole, aligned vectors. */
+FA_DEVICE void load_row(row_numbers *x, const char *row, bool exists, bool vectors, int columns)
 {
-    const float *from =
-        (const float *)(const void *)fa_view_row(view, t->block_q, t->start_q + i, t->head);
+    const float *from = (const float *)(const void *)row;
 #pragma unroll
     for (int n = 0; n < ROW_UNITS; n++) {
         const int column = 4 * ((int)threadIdx.x % ROW_LANES + n * ROW_LANES);
         x->at[n] = make_float4(0, 0, 0, 0);
-        if (i >= t->n_q || column >= columns) continue;
-        if (view->vector) {
+        if (!exists || column >= columns) continue;
+        if (vectors) {
             x->at[n] = *(const float4 *)(const void *)(from + column);
             continue;
         }
@@ -186,6 +185,14 @@ FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa
         if (column + 2 < columns) x->at[n].z = from[column + 2];
         if (column + 3 < columns) x->at[n].w = from[column + 3];
     }
+}
+
+/* Those of row i of queries, dout or outputs. */
+FA_DEVICE void load_numbers(row_numbers *x, const fa_kernel_view *view, const fa_tile *t, int64_t i,
+                            int columns)
+{
+    load_row(x, fa_view_row(view, t->block_q, t->start_q + i, t->head), i < t->n_q,
+             view->vector != 0, columns);
 }
 
 /* The sum of the products of two rows' numbers. */
@@ -230,9 +237,15 @@ FA_DEVICE float split_row(row_numbers *x, bool seen, int columns, char *to, bool
     return invert_power(power) * SPLIT_UNIT;
 }
 
-/* Rows of the tile, from `first` on, ROWS_AT_ONCE apart. */
+/* The squared norms of the longest rows that the thread has seen, of queries that have weights and of keys. */
+typedef struct squared_norms {
+    float query, key;
+} squared_norms;
+
+/* Rows of the tile, from `first` on, ROWS_AT_ONCE apart. needs_norms: whether norms are wanted. */
 FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                            const fa_tile *t, float2 *rows, int first, int64_t number)
+                            const fa_tile *t, float2 *rows, int first, int64_t number,
+                            bool needs_norms, squared_norms *norms)
 {
     char *parts = s->parts + number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM);
     const int d = (int)p->a.d, d_v = (int)p->a.d_v;
@@ -251,6 +264,10 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_
         const int row = first + r * ROWS_AT_ONCE;
         const bool seen = lse[r] != -INFINITY;
         const float product = multiply_numbers(&dout[r], &out[r]);
+        if (needs_norms) {
+            const float square = multiply_numbers(&query[r], &query[r]);
+            if (seen) norms->query = fmaxf(norms->query, square);
+        }
         char *to = parts + row * 4 * HEAD_DIM;
         fa_backward_sm80_powers inverses;
         inverses.query_inverse = split_row(&query[r], seen, d, to, s->low_parts);
@@ -260,6 +277,46 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_
         rows[row] = prepare_row(p, s, t, t->first + row, lse[r], product);
         s->powers[number * TILE + row] = inverses;
     }
+}
+
+/* ---- Norms ----------------------------------------------------------------------------------- */
+
+/* Finds the longest of the tile's share of the sequence's keys: all tiles of a head together have all of them. */
+FA_DEVICE void find_key_norms(const fa_backward_params *p, const fa_tile *t, squared_norms *norms)
+{
+    const int64_t tiles = (t->n_q + TILE - 1) / TILE, tile = t->first / TILE;
+    if (tile >= tiles) return;
+    const int64_t end = t->n_k * (tile + 1) / tiles;
+    int64_t first = t->n_k * tile / tiles;
+#pragma unroll 1
+    for (; first < end; first += ROWS_AT_ONCE * ROWS_TOGETHER) {
+        row_numbers x[ROWS_TOGETHER];
+#pragma unroll
+        for (int r = 0; r < ROWS_TOGETHER; r++) {
+            const int64_t j = first + (int)threadIdx.x / ROW_LANES + r * ROWS_AT_ONCE;
+            load_row(&x[r], fa_view_row(&p->a.k, t->block_k, t->start_k + j, t->head_kv), j < end,
+                     p->a.k.vector != 0, (int)p->a.d);
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS_TOGETHER; r++)
+            norms->key = fmaxf(norms->key, multiply_numbers(&x[r], &x[r]));
+    }
+}
+
+/* Stores the norms of the longest rows of all threads. */
+FA_DEVICE void store_norms(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                           int64_t number, const squared_norms *norms)
+{
+    __shared__ squared_norms of_warps[THREADS / 32];
+    squared_norms all = {fa_warp_max(norms->query), fa_warp_max(norms->key)};
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = all;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int i = 0; i < THREADS / 32; i++) {
+        all.query = fmaxf(all.query, of_warps[i].query);
+        all.key = fmaxf(all.key, of_warps[i].key);
+    }
+    *find_norms(&p->a, s, number) = make_float2(sqrtf(all.query), sqrtf(all.key));
 }
 
 #endif
@@ -289,9 +346,16 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     __syncthreads();
 #if FA_ELEMENT_BYTES(ELEMENT) == 4
     if (p.dq.data && is_in_place(&s)) clear_rows(&p, &tile);
+    squared_norms norms = {0.0f, 0.0f};
+    const bool needs_norms = needs_norms_of_rows(&p.a, &s);
 #pragma unroll 1
     for (int row = 0; row < TILE; row += ROWS_AT_ONCE * ROWS_TOGETHER)
-        prepare_rows(&p, &s, &tile, rows, (int)threadIdx.x / ROW_LANES + row, number);
+        prepare_rows(&p, &s, &tile, rows, (int)threadIdx.x / ROW_LANES + row, number, needs_norms,
+                     &norms);
+    if (needs_norms) {
+        find_key_norms(&p, &tile, &norms);
+        store_norms(&p, &s, number, &norms);
+    }
 #else
     if (has_vectors(&p.dout) && has_vectors(&p.a.out)) prepare_vectors(&p, &s, &tile, rows);
     else prepare_rows(&p, &s, &tile, rows);

@@ -28,6 +28,7 @@
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
+#include "backward_sm80/norms.cuh"
 #include "backward_sm80/options.cuh"
 #include "backward_sm80/own_parts.cuh"
 #include "backward_sm80/slices.cuh"
@@ -35,6 +36,7 @@
 #include "backward_sm80/tile_part.cuh"
 #include "backward_sm80/weights.cuh"
 #include "backward_sm80/work.cuh"
+#include "common/reduce.cuh"
 #include "common/softmax.cuh"
 
 static_assert(THREE_PRODUCTS, "other kernels have no factors");
@@ -46,6 +48,11 @@ static_assert(KEYS <= THREADS && QUERIES <= THREADS, "a thread for each key, and
  * sees, is further from 0 than this. With normal logits that difference is half their variance. In
  * units of log 2. */
 #define LARGE_SCORES 3.0f
+
+/* Scores of a tile are also large if their bound, the product of the norms of its longest query and of the
+ * longest key, is above this. Norms of numbers of a standard normal distribution, and the usual scale,
+ * give bounds of 0.75 of it or less. */
+FA_DEVICE float find_most_bound(int d) { return 8.0f + 1.3f * sqrtf((float)d); }
 
 /* How far from 1 a sum of weights may be due to rounding errors, relative to the log-sum-exp. */
 #define MOST_ROUNDING 0x1p-20f
@@ -93,14 +100,29 @@ typedef struct row_sums {
 
 /* ---- Which tiles have large scores ----------------------------------------------------------- */
 
-/* If an option hides keys or changes scores, the log-sum-exp does not show how large scores are. */
+/* If an option hides keys or changes scores, the log-sum-exp does not show how large scores are, and it may be small because
+ * few keys are left. But then the bound of scores is known, and if the log-sum-exp is not large, no key with a large weight
+ * has a large logit. */
 FA_DEVICE bool has_large_scores(const fa_attention_params *p, const fa_tile *t, int64_t i,
                                 float lse)
 {
     if (i >= t->n_q || !(lse < INFINITY)) return false;
-    if (OPTIONS && (p->mask.data || p->bias.data || p->alibi_slopes)) return true;
     const fa_range sees = fa_tile_visible(p, t, i);
-    return fabsf(lse - log2f((float)(sees.hi - sees.lo))) > LARGE_SCORES;
+    const float above = lse - log2f((float)(sees.hi - sees.lo));
+    return (OPTIONS && changes_scores(p) ? above : fabsf(above)) > LARGE_SCORES;
+}
+
+/* Whether scores of a tile may be large, whatever the log-sum-exps are. number: of the tile in the workspace. All lanes of a
+ * warp ask for the same tile. */
+FA_DEVICE bool has_large_bound(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                               const fa_tile *t, int64_t number)
+{
+    if (!OPTIONS || !changes_scores(p)) return false;
+    const float2 *norms = find_norms(p, s, number);
+    const int tile = (int)(t->first / TILE), tiles = (int)((t->n_q + TILE - 1) / TILE);
+    float key = 0.0f;
+    for (int i = ptx_thread_id() % 32; i < tiles; i += 32) key = fmaxf(key, norms[i - tile].y);
+    return !(norms->x * fa_warp_max(key) * fabsf(p->scale) <= find_most_bound((int)p->d));
 }
 
 /* The block's task of a round. Every second round is reversed: under a causal mask tasks become
@@ -138,12 +160,12 @@ FA_DEVICE uint32_t look_at_rows(const fa_attention_params *p, const fa_backward_
         if (task >= p->tasks) continue;
         const fa_tile t = fa_find_tile(p, task, TILE);
         const uint4 two = ptx_ld_shared_v4(from + LOOK_BYTES * (uint32_t)i);
+        const int64_t number = find_own_tile(s, task);
         const bool own = has_large_scores(p, &t, t.first + row, fa_bits_float(two.x)) ||
                          has_large_scores(p, &t, t.first + row + 1, fa_bits_float(two.z));
-        if (__any_sync(0xffffffffu, own)) large |= 1u << i;
-        else
-            *(float2 *)(void *)(s->factors + find_own_tile(s, task) * TILE + row) =
-                make_float2(1.0f, 1.0f);
+        if (__any_sync(0xffffffffu, own) || (t.first < t.n_q && has_large_bound(p, s, &t, number)))
+            large |= 1u << i;
+        else *(float2 *)(void *)(s->factors + number * TILE + row) = make_float2(1.0f, 1.0f);
     }
     return large;
 }
@@ -290,31 +312,72 @@ FA_DEVICE void find_scores(fa_scores *s, const tile_part *part, uint32_t keys, u
 #endif
 }
 
-/* Replaces scores by weights, as in backward_sm80. */
-FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
-                            const tile_part *part, int tile, float scale, fa_scores *s)
+/* What a thread reads of a key tile from global memory: before the tile is split, which takes place meanwhile. */
+typedef struct read_ahead {
+#if OPTIONS
+    tile_options options;
+    tile_bias bias;
+#else
+    char nothing;
+#endif
+} read_ahead;
+
+/* The warp's part of a key tile. */
+FA_DEVICE tile_part find_own_part(const tile_work *w, uint32_t memory)
+{
+    const tile_cursor at = {0, 0, w->first / QUERIES};
+    tile_part part = find_part(memory, &at, 0);
+    part.rows = memory + OWN_ROWS_AT + 8 * (uint32_t)(part.query - w->first);
+    part.key_powers = memory + OWN_POWERS_AT + KEY_POWERS + 8 * (uint32_t)part.key;
+    part.query_powers =
+        memory + OWN_POWERS_AT + QUERY_POWERS + 8 * (uint32_t)(part.query - w->first);
+    return part;
+}
+
+FA_DEVICE void read_options(const fa_attention_params *p, const tile_work *w, uint32_t memory,
+                            int key_tile, read_ahead *ahead)
 {
 #if OPTIONS
-    tile_options o = {0, ~0u, part->query, part->key, (int)k->sequence.head};
-    o.sees = find_seen(k, o.query, o.key);
-    if (p->mask.data) o.sees = read_mask(&p->mask, k, &o);
+    const block_work *k = &w->keys[key_tile & 1];
+    const tile_part part = find_own_part(w, memory);
+    tile_options *o = &ahead->options;
+    o->keeps = ~0u;
+    o->query = part.query, o->key = part.key;
+    o->head = (int)k->sequence.head;
+    o->sees = find_seen(k, o->query, o->key);
+    if (p->mask.data && p->bias.data) o->sees = read_mask(&p->mask, k, o);
+    load_bias(&ahead->bias, p, k, o);
+#else
+    (void)p, (void)w, (void)memory, (void)key_tile, (void)ahead;
+#endif
+}
+
+/* Replaces scores by weights, as in backward_sm80. */
+FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
+                            const tile_part *part, const read_ahead *ahead, int tile, float scale,
+                            fa_scores *s)
+{
+#if OPTIONS
+    tile_options seen = ahead->options;
+    const tile_options *o = &seen;
+    apply_loaded_mask(p, &ahead->bias, &seen);
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES / GROUP; i++) {
         const int m = i / (N_TILES / GROUP), n = i % (N_TILES / GROUP) * GROUP;
         const score_group g = {&s->at[m][n], m, n};
         float slopes[GROUP][4];
-        make_logits(p, k, &o, &g, slopes, scale);
+        make_logits(p, k, o, &ahead->bias, &g, slopes, scale);
 #pragma unroll
         for (int e = 0; e < 4 * GROUP; e++) {
             const query_pair pair = load_pair(part->rows, n + e / 4);
             const uint32_t bit = BIT(n + e / 4, m, e / 2 % 2, e % 2);
             g.s[e / 4][e % 4] =
-                weigh_score(g.s[e / 4][e % 4], (o.sees & bit) != 0, pair.lse[e % 2]);
+                weigh_score(g.s[e / 4][e % 4], (o->sees & bit) != 0, pair.lse[e % 2]);
         }
     }
     (void)tile;
 #else
-    (void)p;
+    (void)p, (void)ahead;
     weigh(s, scale, part->rows);
     if (is_masked(k, part->key / GROUP_ROWS * GROUP_ROWS, tile))
         mask_weights(k, s, part->query, part->key);
@@ -343,18 +406,12 @@ FA_DEVICE void add_weights(row_sums *sums, const fa_scores *weights)
 }
 
 FA_DEVICE void sum_key_tile(const fa_attention_params *p, const tile_work *w, uint32_t memory,
-                            int key_tile, float scale, row_sums *sums)
+                            int key_tile, const read_ahead *ahead, float scale, row_sums *sums)
 {
-    const block_work *k = &w->keys[key_tile & 1];
-    const tile_cursor at = {0, 0, w->first / QUERIES};
-    tile_part part = find_part(memory, &at, 0);
+    const tile_part part = find_own_part(w, memory);
     fa_scores s;
-    part.rows = memory + OWN_ROWS_AT + 8 * (uint32_t)(part.query - w->first);
-    part.key_powers = memory + OWN_POWERS_AT + KEY_POWERS + 8 * (uint32_t)part.key;
-    part.query_powers =
-        memory + OWN_POWERS_AT + QUERY_POWERS + 8 * (uint32_t)(part.query - w->first);
     find_scores(&s, &part, part.keys + keys_offset(key_tile), part.queries, p->d);
-    make_weights(p, k, &part, at.tile, scale, &s);
+    make_weights(p, &w->keys[key_tile & 1], &part, ahead, w->first / QUERIES, scale, &s);
     add_weights(sums, &s);
 }
 
@@ -450,6 +507,8 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
             issue_key_tile(p, memory, w, tile + 1);
             move_keys(w, tile + 1);
         }
+        read_ahead ahead;
+        read_options(p, w, memory, tile, &ahead);
 #if OPTIONS
         if (p->mask.data || p->bias.data) {
             clear_bad_keys(memory + keys_offset(tile), &w->keys[tile & 1]);
@@ -457,7 +516,7 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
         }
 #endif
         split_key_tile(p, memory, tile);
-        sum_key_tile(p, w, memory, tile, scale, &sums);
+        sum_key_tile(p, w, memory, tile, &ahead, scale, &sums);
     }
     store_row_sums(&sums, memory);
 }

@@ -3,7 +3,8 @@
  * replaces forward_sm90/config.cuh and forward_tf32_sm90/config.cuh, and is included before any
  * part of these. A row of kernels/variants.h gives
  *
- *     ELEMENT    FA_ELEMENT_FLOAT16X3: float32 in memory, products of float16 parts
+ *     ELEMENT    FA_ELEMENT_FLOAT16X3: float32 in memory, products of float16 parts;
+ *                FA_ELEMENT_TF32: products of high parts alone, which have as many bits as tf32
  *     HEAD_DIM   the widest head dim of queries, keys and values
  *     VALUE_DIM  columns of these that a block has: HEAD_DIM / CLUSTER, a multiple of 64; in a
  *                cluster 32 or 16 more
@@ -15,6 +16,7 @@
  *                covers
  *     STAGES     for a tile of keys or values, or for a chunk
  *     Q_STAGES   1
+ *     FOR_BIAS   1: for problems with a bias; it may be missing
  *     CHUNK      bytes of a chunk, which is some blocks of 64 of the block's columns of a tile;
  *                without it, a chunk is a tile
  */
@@ -59,7 +61,8 @@
 #include "common/element.h"
 #include "forward_f16x3_sm90/forward_f16x3_sm90.h"
 
-static_assert(ELEMENT == FA_ELEMENT_FLOAT16X3 && Q_STAGES == 1 && CONSUMERS == 2,
+static_assert((ELEMENT == FA_ELEMENT_FLOAT16X3 || ELEMENT == FA_ELEMENT_TF32) && Q_STAGES == 1 &&
+                  CONSUMERS == 2,
               "what the kernel can do");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "a block has one peer");
 static_assert(OPTIONS == 0 || OPTIONS == FA_SM90_FLOAT32_ALL, "all of them, or none");
@@ -67,6 +70,11 @@ static_assert(VALUE_DIM % 16 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are
 static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 
 /* From here on: the type of the parts, the operands of products. */
+#if ELEMENT == FA_ELEMENT_TF32
+#define HIGH_ALONE 1
+#else
+#define HIGH_ALONE 0
+#endif
 #undef ELEMENT
 #define ELEMENT FA_ELEMENT_FLOAT16
 
@@ -91,6 +99,7 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 #define SPLIT 0
 #define DYNAMIC 0
 #define BALANCED 0
+#define ALTERNATES 1
 #define DESCRIBES_FIRST 0
 #define SINGLE_TILES 0
 #define RECOMPUTES_LSE 1
@@ -100,13 +109,25 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 /* A row's largest weight is 2 to this power, so that few weights are too small for float16. */
 #define HEADROOM 15.0f
 
+/* Whether a tile's bias is loaded before its scores are computed: in the variants for problems with one.
+ * The registers for that cost other problems some 5%, and wide heads have none. */
+#ifdef FOR_BIAS
+#define LOADS_EARLY FOR_BIAS
+#else
+#define LOADS_EARLY 0
+#endif
+#define HAS_BIAS 1 /* there may be one */
+#define MASKS_EARLY 0
+
 /* Registers of a thread for accumulators of the outputs. */
 #define OUTPUTS (VALUE_DIM / 2)
 
 /* Tensor cores truncate sums. So sums are short: over this many columns in S = Q K^T, over the keys
  * of a tile in P V. Ordinary additions add them up. Wide heads have more sums to add up, so theirs
- * are shorter. */
-#if VALUE_DIM <= 128
+ * are shorter. Rounding to high parts alone costs more bits than that. */
+#if HIGH_ALONE
+#define SUM_COLUMNS 128
+#elif VALUE_DIM <= 128
 #define SUM_COLUMNS 64
 #else
 #define SUM_COLUMNS 32
@@ -116,7 +137,11 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 #define PV_COLUMNS 64
 #define HALF_PV_COLUMNS 32
 
-#ifndef CHUNK
+/* Whether scores are multiplied by their units before the softmax: the columns of a tile have several. */
+#ifdef CHUNK
+#define UNITS_LEAVE 1
+#else
+#define UNITS_LEAVE 0
 #define CHUNK (4 * KEYS * FA_F16X3_SM90_ROOM(VALUE_DIM))
 #endif
 
@@ -151,8 +176,7 @@ enum {
 
 static_assert(CHUNKS * CHUNK_PAIRS * 2 == K_BLOCKS && CHUNK == CHUNK_PAIRS * 2 * K_BLOCK,
               "chunks are whole pairs of blocks");
-static_assert(LAST_COLUMNS % 64 == 0 ||
-                  (CLUSTER > 1 && (LAST_COLUMNS == SUM_COLUMNS || LAST_COLUMNS == 16)),
+static_assert(LAST_COLUMNS % 64 == 0 || (CLUSTER > 1 && LAST_COLUMNS <= SUM_COLUMNS),
               "a part of a chunk is a chain, whose other columns are the peer's");
 
 /* Registers of a thread that loads, and of a thread that computes. */

@@ -29,11 +29,13 @@ typedef struct consumer_state {
     int number; /* of the consumer */
     int leader; /* 1 in lane 0 of a warp */
     float out[OUTPUTS];
-    /* Units of scores of the thread's rows, in tiles of unit 1: as exponents of 2. In a cluster, as
+    /* Units of scores of the thread's rows, in tiles of unit 1: as exponents of 2. In chunks, as
      * scores: `factor` turns them into exponents. */
     float unit[2];
-#if CLUSTER > 1
+#if UNITS_LEAVE
     float factor;
+#endif
+#if CLUSTER > 1
     uint32_t exchanges; /* exchanges so far */
 #endif
 #if OPTIONS
@@ -66,11 +68,11 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
     for (int i = 0; i < OUTPUTS; i++) c->out[i] = 0;
 }
 
-/* Adds the scores of a chain. In a cluster, those of the first chunk still have its units. */
+/* Adds the scores of a chain. In chunks, those of the first one still have its units. */
 FA_DEVICE void add_chain(float *s, const float *more, const consumer_state *c, float of_chunk,
                          int chunk)
 {
-    if (CLUSTER == 1 || chunk == 0) {
+    if (!UNITS_LEAVE || chunk == 0) {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) s[i] += more[i];
         return;
@@ -90,8 +92,8 @@ FA_DEVICE void leave_units(float *s, const consumer_state *c, float of_chunk)
 }
 
 /* S of the block's columns of a tile, whose keys are then released. keys: the number of the first
- * chunk. Returns the unit of the scores, without the unit of the row. In a cluster that is 1:
- * scores are multiplied by their units, which differ between blocks and chunks. */
+ * chunk. Returns the unit of the scores, without the unit of the row. In chunks that is 1:
+ * scores are multiplied by their units, which differ between chunks. */
 FA_DEVICE float compute_scores(const pipeline *pipe, consumer_state *c, tile_count keys, float *s)
 {
     float more[KEYS / 2], unit = 1;
@@ -118,28 +120,42 @@ FA_DEVICE float compute_scores(const pipeline *pipe, consumer_state *c, tile_cou
         }
         ptx_register_fence(s, KEYS / 2);
         release_chunk(pipe, c, keys + chunk);
-        if (CLUSTER > 1 && chunk == 0) leave_units(s, c, unit);
+        if (UNITS_LEAVE && chunk == 0) leave_units(s, c, unit);
     }
     release_queries(pipe, c, c->at.tile + 1 == c->at.needed);
-    return CLUSTER > 1 ? 1 : unit;
+    return UNITS_LEAVE ? 1 : unit;
 }
+
+/* What a tile's scores need besides products. */
+typedef struct tile_extra {
+#if OPTIONS && LOADS_EARLY
+    early_words early;
+#else
+    char nothing;
+#endif
+} tile_extra;
 
 /* Replaces scores by weights. of_tile: the unit of its keys. */
 FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                          float *s, float of_tile)
+                          const tile_extra *extra, float *s, float of_tile)
 {
     const int tile = c->at.tile;
-#if CLUSTER > 1
+#if UNITS_LEAVE
     const float of_row[2] = {c->factor, c->factor};
 #else
     const float *of_row = c->unit;
 #endif
 #if OPTIONS
     const float unit[2] = {of_row[0] * of_tile, of_row[1] * of_tile};
+#if LOADS_EARLY
+    apply_options(p, queue_entry(pipe, c->at.number), s, unit, &extra->early, tile, c->number);
+#else
+    (void)extra;
     apply_options(p, queue_entry(pipe, c->at.number), s, unit, tile, c->number);
+#endif
 #else
     const float unit[2] = {score_unit(of_row[0], of_tile), score_unit(of_row[1], of_tile)};
-    (void)p;
+    (void)p, (void)extra;
 #endif
     float rescale[2];
     if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
@@ -196,12 +212,16 @@ FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, consu
     const tile_count keys = c->at.count + 2 * CHUNKS * (uint32_t)c->at.tile, values = keys + CHUNKS;
     uint32_t high[KEYS / 4], low[KEYS / 4];
     float s[KEYS / 2];
+    tile_extra extra;
+#if OPTIONS && LOADS_EARLY
+    load_early(p, queue_entry(pipe, c->at.number), c->at.tile, c->number, &extra.early);
+#endif
     const float unit = compute_scores(pipe, c, keys, s);
 #if CLUSTER > 1
     send_scores(pipe, s, c->exchanges, c->leader, c->number);
     add_peer_scores(pipe, s, c->exchanges++, c->leader, c->number);
 #endif
-    weigh_tile(pipe, p, c, s, unit);
+    weigh_tile(pipe, p, c, &extra, s, unit);
     split_weights(s, high, low);
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
@@ -279,7 +299,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
         if (c.at.needed) {
             split_queries(pipe, consumer, c.unit);
             const float factor = score_factor(p, queue_entry(pipe, c.at.number), &c.limits);
-#if CLUSTER > 1
+#if UNITS_LEAVE
             c.factor = factor;
 #else
             c.unit[0] *= factor;

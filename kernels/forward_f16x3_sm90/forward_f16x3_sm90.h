@@ -10,9 +10,10 @@
  *   consumers            warpgroups that compute, 64 queries each: 2; two others load and split
  *   options              FA_SM90_FLOAT32_ALL, or 0
  *   keys                 of a key tile, a multiple of 16; with options of 32
- *   stages               for a tile of keys or values, in a cluster for a chunk of its columns
- *   chunk                bytes of one, where there are clusters
+ *   stages               for a tile of keys or values, or for a chunk of its columns
+ *   chunk                bytes of one, in a cluster and where tiles are wide
  *   q_stages             1
+ *   for_bias             1: for problems with a bias, perhaps with other options
  */
 #ifndef FA_KERNEL_FORWARD_F16X3_SM90_H
 #define FA_KERNEL_FORWARD_F16X3_SM90_H
@@ -31,9 +32,10 @@ enum {
 #define FA_F16X3_SM90_ROOM(value_dim) (((value_dim) + 63) / 64 * 64)
 
 /* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, work
- * tiles. */
-#define FA_F16X3_SM90_SMEM(dim, consumers, keys, stages)                                           \
-    ((FA_SM90_QUERIES(consumers) + (stages) * (keys)) * (dim)*4 +                                  \
+ * tiles. chunk: 0 if a chunk is a tile. */
+#define FA_F16X3_SM90_SMEM(dim, consumers, keys, stages, chunk)                                    \
+    (FA_SM90_QUERIES(consumers) * (dim)*4 +                                                        \
+     (stages) * ((chunk) > 0 ? (chunk) : (keys) * (dim)*4) +                                       \
      FA_F16X3_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)
 
 /* The same for a block of a cluster, which also has a buffer for the scores of its peer. */

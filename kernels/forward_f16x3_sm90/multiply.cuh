@@ -1,7 +1,7 @@
 /*
  * The products that a consumer issues: S = Q K^T and P V, each as three products of float16 parts:
  * high high + high low + low high. The omitted product is at most 2^-22 of the whole, and 2^-24 on
- * average.
+ * average. With high parts alone there is one product.
  *
  * Tensor cores truncate sums instead of rounding them, so that errors add up and do not cancel. So
  * the large products are summed in short chains, and ordinary additions add these up (Ootomo and
@@ -48,7 +48,7 @@ FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain, int columns
 {
     enum { STEPS_OF_CHAIN = SUM_COLUMNS / 16 };
     __asm__ volatile("" : "+r"(q));
-    if (chain == 0) {
+    if (chain == 0 && !HIGH_ALONE) {
 #pragma unroll
         for (int step = 0; step < columns / 16; step++) {
             issue_qk_step(s, q, true, k, false, step, step > 0);
@@ -57,7 +57,8 @@ FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain, int columns
     }
 #pragma unroll
     for (int i = 0; i < STEPS_OF_CHAIN && chain * STEPS_OF_CHAIN + i < columns / 16; i++)
-        issue_qk_step(s, q, false, k, false, chain * STEPS_OF_CHAIN + i, chain == 0 || i > 0);
+        issue_qk_step(s, q, false, k, false, chain * STEPS_OF_CHAIN + i,
+                      (chain == 0 && !HIGH_ALONE) || i > 0);
     ptx_wgmma_commit();
 }
 
@@ -75,13 +76,13 @@ FA_DEVICE void issue_pv(float *part, const uint32_t *high, const uint32_t *low, 
 {
     v += columns * (2 * (K_BLOCK / 16)) + (2 * K_BLOCK / 16 << 16);
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; step++) {
+    for (int step = 0; step < KEYS / 16 && !HIGH_ALONE; step++) {
         issue_pv_step(part, low + 4 * step, v + step * 128, step > 0, half);
         issue_pv_step(part, high + 4 * step, v + step * 128 + K_BLOCK / 16, 1, half);
     }
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++)
-        issue_pv_step(part, high + 4 * step, v + step * 128, 1, half);
+        issue_pv_step(part, high + 4 * step, v + step * 128, !HIGH_ALONE || step > 0, half);
     ptx_wgmma_commit();
 }
 

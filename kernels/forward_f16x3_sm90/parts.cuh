@@ -73,10 +73,12 @@ FA_DEVICE eight load_eight(uint32_t from)
     return x;
 }
 
-/* Splits two numbers into two high and two low parts. */
+/* Splits two numbers into two high and two low parts; with high parts alone the latter are 0. */
 FA_DEVICE uint32_t split_two(float x, float y, uint32_t *low)
 {
     const uint32_t high = ptx_pack_f16x2(x, y);
+    *low = 0;
+    if (HIGH_ALONE) return high;
     *low = ptx_pack_f16x2(x - ptx_half_to_float((uint16_t)high),
                           y - ptx_half_to_float((uint16_t)(high >> 16)));
     return high;
@@ -90,6 +92,7 @@ FA_DEVICE void store_parts(uint32_t to, int block, const eight *x, float scale)
     for (int i = 0; i < 4; i++)
         high[i] = split_two(x->x[2 * i] * scale, x->x[2 * i + 1] * scale, &low[i]);
     ptx_st_shared_v4(to, make_uint4(high[0], high[1], high[2], high[3]));
+    if (HIGH_ALONE) return;
     ptx_st_shared_v4(to + block, make_uint4(low[0], low[1], low[2], low[3]));
 }
 

@@ -7,8 +7,7 @@
  * to compute so far. While a block works on its pairs, one of its warps computes this schedule for all blocks, and
  * notes the block's own tasks. Each lane keeps the loads of some blocks.
  *
- * The alternating schedule takes no time to compute, but is less even: the work tiles of the last s->alternating_heads
- * heads go, the longest first, to the blocks from last to first, then from first to last, and so on.
+ * The alternating schedule (alternate.cuh) takes no time to compute, but is less even.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_BALANCE_CUH
 #define FA_KERNELS_FORWARD_SM90_BALANCE_CUH
@@ -105,36 +104,9 @@ FA_DEVICE void balance_last_heads(const pipeline *pipe, const fa_attention_param
     }
 }
 
-/* How many pairs a block has at most. */
-FA_DEVICE int64_t count_rounds(const fa_sm90_params *s)
-{
-    return fa_divide(s->tasks + gridDim.x - 1, gridDim.x);
-}
+#include "forward_sm90/alternate.cuh"
 
-/* How many tasks the block's pairs have. */
-FA_DEVICE int64_t count_paired_tasks(const fa_sm90_params *s)
-{
-    const int64_t rounds = count_rounds(s), last = blockIdx.x + (rounds - 1) * gridDim.x;
-    return 2 * (last < s->tasks ? rounds : rounds - 1);
-}
-
-/* The block's i-th task, where i also counts the tasks of its pairs. Blocks without a pair in the last round take one
- * work tile more, the longest. TASK_END: there are no more. */
-FA_DEVICE int64_t find_alternating_task(const fa_attention_params *p, const fa_sm90_params *s,
-                                        int64_t i)
-{
-    const int64_t blocks = gridDim.x, block = blockIdx.x, heads = s->alternating_heads;
-    const int64_t rounds = count_rounds(s), without = rounds * blocks - s->tasks;
-    /* From 0 on: the block's number among those without. */
-    const int64_t first = block - (blocks - without);
-    const int64_t k = i - 2 * rounds + (first >= 0), turn = k % 2 ? block : blocks - 1 - block;
-    const int64_t number = k < 0 ? first : without + k * blocks + turn;
-    if (number >= heads * p->tiles) return TASK_END;
-    const int64_t tile = fa_divide(number, heads), head = number - tile * heads;
-    return p->tasks - (heads - head) * p->tiles + tile;
-}
-
-/* The same for the balanced schedule. */
+/* The block's i-th task in the balanced schedule. */
 FA_DEVICE int64_t find_balanced_task(const pipeline *pipe, const fa_sm90_params *s, int64_t i)
 {
     ptx_mbarrier_wait(&pipe->state->balanced_full, 0);

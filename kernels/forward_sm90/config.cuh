@@ -131,6 +131,7 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED (!SPLIT)
+#define ALTERNATES 0 /* without a balanced schedule */
 
 /* Whether the scheduler describes work tiles before the block's barriers have been initialized. A launch beside another
  * one reads lengths, for which it waits (forget_older_copies). */

@@ -70,6 +70,162 @@ FA_DEVICE bool is_whole(const fa_fragment_row *rows, const char *const *first, i
     return !__any_sync(0xffffffff, !whole);
 }
 
+#if LOADS_EARLY
+
+typedef enum early_kind {
+    EARLY_NOTHING,
+    BIAS_OF_SCORES, /* float32: a word for each score */
+    BIAS_OF_PAIRS,  /* 16 bits: a word for scores 2i and 2i + 1 */
+    MASK_OF_PAIRS   /* the same */
+} early_kind;
+
+/* The bias of a key tile's scores as it is in memory; without a bias the mask. It is loaded before the products that take
+ * place meanwhile. */
+typedef struct early_words {
+    early_kind kind;
+    uint32_t at[KEYS / 2];
+} early_words;
+
+FA_DEVICE void find_bias_rows(const fa_attention_params *p, const work_tile *w, int tile,
+                              int consumer, fa_fragment_row rows[2], const char *first[2])
+{
+    const int column = tile * KEYS + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        rows[r] = find_fragment_row(p, w, consumer, r, column);
+        first[r] =
+            rows[r].logit.bias + rows[r].j * p->bias.stride[3] * fa_element_size(p->bias.dtype);
+    }
+}
+
+/* Scores of keys that a row does not see are hidden afterwards: their bias is not read. */
+FA_DEVICE void load_bias_of_scores(early_words *bias, const fa_fragment_row *rows,
+                                   const char *const *first, int64_t stride)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        const int r = i / 2 % 2, key = i / 4 * 8 + i % 2;
+        bias->at[i] = 0;
+        if (key >= rows[r].lo && key < rows[r].hi)
+            bias->at[i] = ((const uint32_t *)(const void *)first[r])[key * stride];
+    }
+}
+
+FA_DEVICE void find_mask_rows(const fa_attention_params *p, const work_tile *w, int tile,
+                              int consumer, fa_fragment_row rows[2], const char *first[2])
+{
+    const int column = tile * KEYS + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        rows[r] = find_fragment_row(p, w, consumer, r, column);
+        first[r] = (const char *)rows[r].logit.mask + rows[r].j * p->mask.stride[3];
+    }
+}
+
+FA_DEVICE void load_early_mask(const fa_attention_params *p, const work_tile *w, int tile,
+                               int consumer, early_words *mask)
+{
+    fa_fragment_row rows[2];
+    const char *first[2];
+    if (!MASKS_EARLY || !p->mask.data) return;
+    find_mask_rows(p, w, tile, consumer, rows, first);
+    if (!is_whole(rows, first, p->mask.stride[3], 1)) return;
+    mask->kind = MASK_OF_PAIRS;
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++)
+        mask->at[i] = *(const uint16_t *)(const void *)(first[i % 2] + i / 2 * 8);
+}
+
+/* Loads the bias of a tile, unless it has 16 bits and is not in whole pairs; without a bias the mask, if it is in whole
+ * pairs. All loads are in flight at the same time. */
+FA_DEVICE void load_early(const fa_attention_params *p, const work_tile *w, int tile, int consumer,
+                          early_words *bias)
+{
+    fa_fragment_row rows[2];
+    const char *first[2];
+    bias->kind = EARLY_NOTHING;
+    if (!HAS_BIAS || !p->bias.data) {
+        load_early_mask(p, w, tile, consumer, bias);
+        return;
+    }
+    find_bias_rows(p, w, tile, consumer, rows, first);
+    const int64_t stride = p->bias.stride[3];
+    if (p->bias.dtype != FA_KERNEL_FLOAT32) {
+        if (!is_whole(rows, first, stride, 2)) return;
+        bias->kind = BIAS_OF_PAIRS;
+#pragma unroll
+        for (int i = 0; i < KEYS / 4; i++)
+            bias->at[i] = *(const uint32_t *)(const void *)(first[i % 2] + i / 2 * 16);
+        return;
+    }
+    bias->kind = BIAS_OF_SCORES;
+    if (!is_whole(rows, first, stride, 4)) {
+        load_bias_of_scores(bias, rows, first, stride);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) {
+        const uint2 two = *(const uint2 *)(const void *)(first[i % 2] + i / 2 * 32);
+        bias->at[2 * i] = two.x, bias->at[2 * i + 1] = two.y;
+    }
+}
+
+/* A bias of 16 bits that is not in whole pairs. The compiler knows dtype. */
+FA_DEVICE void add_late_bias(const fa_attention_params *p, const work_tile *w, float *s, int tile,
+                             int consumer, int dtype)
+{
+    fa_fragment_row rows[2];
+    const char *first[2];
+    find_bias_rows(p, w, tile, consumer, rows, first);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (!fa_sees_nothing(&rows[r]))
+            fa_add_bias_of(s, r, &rows[r], first[r], p->bias.stride[3], 1.0f, dtype, false);
+}
+
+FA_DEVICE void add_bias_of_tile(const fa_attention_params *p, const work_tile *w, float *s,
+                                const early_words *bias, int tile, int consumer)
+{
+    const int dtype = p->bias.dtype;
+    if (bias->kind == BIAS_OF_SCORES) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            s[i] = fa_bias_score(s[i], fa_bits_float(bias->at[i]), 1.0f);
+    } else if (bias->kind == BIAS_OF_PAIRS) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 4; i++) {
+            const float2 two = fa_unpack_x2(bias->at[i], dtype);
+            s[2 * i] = fa_bias_score(s[2 * i], two.x, 1.0f);
+            s[2 * i + 1] = fa_bias_score(s[2 * i + 1], two.y, 1.0f);
+        }
+    } else if (dtype == FA_KERNEL_BFLOAT16) {
+        add_late_bias(p, w, s, tile, consumer, FA_KERNEL_BFLOAT16);
+    } else {
+        add_late_bias(p, w, s, tile, consumer, FA_KERNEL_FLOAT16);
+    }
+}
+
+FA_DEVICE void apply_mask_of_tile(const fa_attention_params *p, const work_tile *w, float *s,
+                                  const early_words *mask, int tile, int consumer)
+{
+    if (mask->kind == MASK_OF_PAIRS) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 4; i++) {
+            s[2 * i] = fa_mask_score(s[2 * i], (mask->at[i] & 0xff) != 0);
+            s[2 * i + 1] = fa_mask_score(s[2 * i + 1], mask->at[i] >> 8 != 0);
+        }
+        return;
+    }
+    const int column = tile * KEYS + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const fa_fragment_row row = find_fragment_row(p, w, consumer, r, column);
+        fa_apply_mask(&p->mask, s, r, &row);
+    }
+}
+
+#else
+
 /* Both rows' bias of a tile that they see completely: all loads are in flight at the same time. */
 FA_DEVICE void add_whole_bias(float *s, const fa_fragment_row *rows, const char *const *first,
                               int dtype)
@@ -137,13 +293,14 @@ FA_DEVICE void apply_mask_of_rows(const fa_kernel_view *mask, float *s, const fa
     for (int r = 0; r < 2; r++) fa_apply_mask(mask, s, r, &rows[r]);
 }
 
+#endif
+
 /* ---- All options of a tile's scores ---------------------------------------------------------- */
 
-/* Scores become logits. unit: of scores of the thread's rows, with score_factor. */
-FA_DEVICE void apply_options(const fa_attention_params *p, const work_tile *w, float *s,
-                             const float *unit, int tile, int consumer)
+/* Scores become logits, but for a bias and a mask. unit: of scores of the thread's rows, with score_factor. */
+FA_DEVICE void apply_computed_options(const fa_attention_params *p, const work_tile *w, float *s,
+                                      const float *unit, int column, int consumer)
 {
-    const int column = tile * KEYS + (int)threadIdx.x % 4 * 2;
     scale_rows_of_scores(s, unit);
     if (p->softcap > 0.0f) cap_exactly(s, p->softcap);
     if (p->alibi_slopes) {
@@ -153,12 +310,35 @@ FA_DEVICE void apply_options(const fa_attention_params *p, const work_tile *w, f
         for (int r = 0; r < 2; r++)
             fa_add_alibi(s, r, w->slope, (float)(center + row_of(consumer, r) - column));
     }
+}
+
+#if LOADS_EARLY
+
+/* Scores become logits. early: the tile's. */
+FA_DEVICE void apply_options(const fa_attention_params *p, const work_tile *w, float *s,
+                             const float *unit, const early_words *early, int tile, int consumer)
+{
+    apply_computed_options(p, w, s, unit, tile * KEYS + (int)threadIdx.x % 4 * 2, consumer);
+    if (HAS_BIAS && p->bias.data) add_bias_of_tile(p, w, s, early, tile, consumer);
+    if (p->mask.data) apply_mask_of_tile(p, w, s, early, tile, consumer);
+}
+
+#else
+
+/* Scores become logits. */
+FA_DEVICE void apply_options(const fa_attention_params *p, const work_tile *w, float *s,
+                             const float *unit, int tile, int consumer)
+{
+    const int column = tile * KEYS + (int)threadIdx.x % 4 * 2;
+    apply_computed_options(p, w, s, unit, column, consumer);
     if (!p->bias.data && !p->mask.data) return;
     const fa_fragment_row rows[2] = {find_fragment_row(p, w, consumer, 0, column),
                                      find_fragment_row(p, w, consumer, 1, column)};
     if (p->bias.data) add_bias_of_rows(&p->bias, s, rows);
     if (p->mask.data) apply_mask_of_rows(&p->mask, s, rows);
 }
+
+#endif
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
  * in advance for all others.
  *
  * The schedule is usually static: block b of g takes the tasks b, b + g, b + 2g, ... Under a causal mask a task is a
- * causal pair, and the last heads have a balanced or an alternating schedule (balance.cuh). For short rows, and where
+ * causal pair, and the last heads have a balanced or an alternating schedule (balance.cuh, alternate.cuh). For short rows, and where
  * lengths are on the device, the schedule is dynamic: blocks take tasks from a counter in global memory. Launches on
  * different streams must not share a counter.
  */
@@ -20,6 +20,8 @@
 #include "ptx/grid.cuh"
 #if BALANCED
 #include "forward_sm90/balance.cuh"
+#elif ALTERNATES
+#include "forward_sm90/alternate.cuh"
 #endif
 #if DYNAMIC
 #include "forward_sm90/taken_order.cuh"
@@ -56,6 +58,9 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
     if (pair < s->tasks) return find_paired_task(p, s, pair, i % 2 == 1);
 #if BALANCED
     return s->balanced_heads ? find_balanced_task(pipe, s, i) : find_alternating_task(p, s, i);
+#elif ALTERNATES
+    (void)pipe;
+    return find_alternating_task(p, s, i);
 #else
     (void)pipe;
     return TASK_END;

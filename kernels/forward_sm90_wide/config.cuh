@@ -84,6 +84,7 @@ static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the k
 #define SPLIT 0
 #define DYNAMIC 0
 #define BALANCED 0
+#define ALTERNATES 0
 #define DESCRIBES_FIRST 0
 #define SINGLE_TILES 0
 #define STORES_THROUGH_BUFFER 0

@@ -74,8 +74,15 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define SPLIT 0
 #define DYNAMIC 0
 #define BALANCED 0
+#define ALTERNATES 1
 #define DESCRIBES_FIRST 0
 #define SINGLE_TILES 0
+
+/* Whether there may be a bias. A tile's bias or mask is loaded a tile ahead, and larger tiles leave no
+ * registers for that of a bias: problems with one have another variant. */
+#define HAS_BIAS (KEYS <= 64)
+#define LOADS_EARLY 1
+#define MASKS_EARLY (HEAD_DIM <= 64)
 
 /* Registers of a thread for accumulators of the outputs. */
 #define OUTPUTS (VALUE_DIM / 2)

@@ -35,8 +35,9 @@ typedef struct consumer_state {
     row_state rows;
     float rescale[2]; /* the factor of the previous tiles' outputs */
 #if OPTIONS
-    float factor;   /* of scores: score_factor */
-    bool recompute; /* whether rows must be recomputed */
+    float factor;      /* of scores: score_factor */
+    bool recompute;    /* whether rows must be recomputed */
+    early_words early; /* of the next key tile */
 #endif
     tile_limits limits;
     cursor at;
@@ -71,7 +72,8 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
     const int tile = c->at.tile;
     const float unit[2] = {c->factor, c->factor};
     const work_tile *w = queue_entry(pipe, c->at.number);
-    apply_options(p, w, c->scores, unit, tile, c->number);
+    apply_options(p, w, c->scores, unit, &c->early, tile, c->number);
+    if (tile + 1 < c->at.needed) load_early(p, w, tile + 1, c->number, &c->early);
     if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
         mask_scores(c->scores, w, c->number, tile * KEYS);
     raise_row_bases(c->scores, &c->rows, c->rescale);
@@ -235,6 +237,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
         start_work_tile(pipe, &c);
 #if OPTIONS
         c.factor = score_factor(p, queue_entry(pipe, c.at.number), &c.limits);
+        if (c.at.needed) load_early(p, queue_entry(pipe, c.at.number), 0, consumer, &c.early);
 #endif
         if (c.at.needed) do_key_tiles(pipe, p, &c);
         else release_queries(pipe, &c, true);

@@ -463,7 +463,7 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
     return l;
 }
 
-/* Sums, unless they are in dq; rows; factors; float16 parts and their powers; semaphores if sums have one order, which also
+/* Sums, unless they are in dq; rows; factors and norms; float16 parts and their powers; semaphores if sums have one order, which also
  * makes an item's sums independent of the batch; sums of splits. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
                            const fa_cuda_plan_launch *main, int with, int splits, int query_parts)
@@ -478,7 +478,9 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     own.rows_offset = own.in_place ? 0 : tiles * (size_t)FA_BACKWARD_SM80_SUM_BYTES(v->head_dim);
     own.factors_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
     own.semaphores_offset = own.factors_offset;
-    if (own.corrected) own.semaphores_offset += tiles * (size_t)FA_BACKWARD_SM80_FACTOR_BYTES;
+    if (own.corrected)
+        own.semaphores_offset +=
+            tiles * (size_t)(FA_BACKWARD_SM80_FACTOR_BYTES + FA_BACKWARD_SM80_NORM_BYTES);
     own.split = FA_BACKWARD_SM80_HAS_PARTS(v->element);
     own.low_parts = v->element == FA_ELEMENT_TF32X3;
     own.parts_offset = own.powers_offset = own.semaphores_offset;
@@ -520,13 +522,24 @@ static const char *arithmetic_of(const fa_variant *v)
     }
 }
 
+/* Who computes dbias. In float32 the kernel of the other gradients, if dS has no factor of 0: it stores dbias or adds to it. */
+static fa_cuda_dbias choose_dbias(const fa_problem *p, int with)
+{
+    const fa_cuda_dbias dbias = fa_cuda_choose_dbias(p);
+    const bool usual = p->q.dtype == FA_FLOAT32 && p->dbias.dtype == FA_FLOAT32 &&
+                       (!(with & IN_PLACE) || fabsf(p->scale) >= 0x1p-100f);
+    return usual ? dbias : FA_CUDA_DBIAS_ALONE;
+}
+
 static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
     fa_cuda_plan *plan = x->plan;
     const fa_variant *v = find_faster(p, of, with, x->device, find_main(p, of, with, x->device));
+    const fa_cuda_dbias dbias = choose_dbias(p, with);
     fa_cuda_plan_launch *const prepare = add_pass(x, of->prepare, v->head_dim);
     if ((with & CORRECTED) && !add_weight_sums(x, v)) return false;
+    if (!fa_cuda_add_dbias_clear(x, dbias)) return false;
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80,
                          x->device, plan, x->why, x->size);
@@ -546,7 +559,7 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
         return false;
     plan_workspace(x, prepare, main, with, splits, by.query_parts);
     if (finish) finish->idle = finish->idle || !p->dq.data;
-    return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE, NULL);
+    return fa_cuda_add_dbias_round(x, dbias, 0) && fa_cuda_add_dbias_dsinks(x, dbias, NULL);
 }
 
 /* What none of the variants does, whatever its element type. */

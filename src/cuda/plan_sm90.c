@@ -18,8 +18,17 @@
 
 /* The kernel of a variant: forward_sm90_wide, whose blocks are in clusters; forward_tf32_sm90;
  * forward_f16x3_sm90, whose blocks may be in clusters; or, if all are false, forward_sm90. */
-static bool is_tf32(const fa_variant *v) { return v->element == FA_ELEMENT_TF32; }
-static bool is_f16x3(const fa_variant *v) { return v->element == FA_ELEMENT_FLOAT16X3; }
+static bool is_tf32(const fa_variant *v)
+{
+    return v->element == FA_ELEMENT_TF32 && v->cluster == 1;
+}
+
+/* Of high parts alone, too. */
+static bool is_f16x3(const fa_variant *v)
+{
+    return v->element == FA_ELEMENT_FLOAT16X3 || (v->element == FA_ELEMENT_TF32 && v->cluster > 1);
+}
+
 static bool is_wide(const fa_variant *v) { return v->cluster > 1 && !is_f16x3(v); }
 
 /* Kernels for float32, which have warps that change tiles, and no scheduler warp. */
@@ -42,7 +51,8 @@ static int count_smem(const fa_variant *v)
         return FA_TF32_SM90_SMEM(v->element, v->head_dim, v->consumers, v->keys, v->stages);
     if (is_f16x3(v) && v->cluster > 1)
         return FA_F16X3_SM90_CLUSTER_SMEM(v->value_dim, v->consumers, v->keys, v->stages, v->chunk);
-    if (is_f16x3(v)) return FA_F16X3_SM90_SMEM(v->head_dim, v->consumers, v->keys, v->stages);
+    if (is_f16x3(v))
+        return FA_F16X3_SM90_SMEM(v->head_dim, v->consumers, v->keys, v->stages, v->chunk);
     return FA_SM90_SMEM(v->element, v->head_dim, v->value_dim, v->options, v->consumers, v->keys,
                         v->stages, v->q_stages);
 }
@@ -244,6 +254,7 @@ static bool takes(const fa_variant *v, const fa_problem *p, int options, bool ov
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
     if (!has_options(v, options)) return false;
     if ((v->short_rows && !has_short_rows(p)) || !fa_cuda_fits_pages(v, p)) return false;
+    if (v->for_bias && !p->bias.data) return false;
     if (v->overlapped && !overlaps && !has_equal_queries(p)) return false;
     return !v->few_queries || wants_fewer_queries(p, v, next_variant(v), device);
 }
@@ -334,9 +345,9 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
  * many pairs. */
 static int64_t count_alternating_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const int64_t blocks = l->grid, tasks = l->tasks, pairs = count_pairs(count_heads(p), l->tiles);
-    if (fa_cuda_has_own_lengths(p) || is_float32(&fa_variants[l->variant]) || l->cluster > 1)
-        return 0;
+    const int64_t blocks = l->grid / l->cluster, tasks = l->tasks,
+                  pairs = count_pairs(count_heads(p), l->tiles);
+    if (fa_cuda_has_own_lengths(p) || is_wide(&fa_variants[l->variant])) return 0;
     if (100 * pairs > 96 * fa_cuda_count_tiles(pairs, blocks) * blocks) return 0;
     const int64_t paired_rounds = tasks / (2 * blocks) - 1;
     if (paired_rounds < 1) return count_heads(p);
@@ -457,7 +468,9 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 static const char *arithmetic_of(const fa_variant *v)
 {
     switch (v->element) {
-    case FA_ELEMENT_TF32: return "tf32 products (wgmma), float32 sums";
+    case FA_ELEMENT_TF32:
+        return is_tf32(v) ? "tf32 products (wgmma), float32 sums"
+                          : "float16 products (wgmma), float32 sums";
     case FA_ELEMENT_FLOAT16X3: return "three float16 products for each (wgmma), float32 sums";
     case FA_ELEMENT_BFLOAT16: return "bfloat16 products (wgmma), float32 sums";
     default: return "float16 products (wgmma), float32 sums";
@@ -556,8 +569,7 @@ static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cud
                        char *why, size_t size)
 {
     if (fa_cuda_refuse_other_than_float32(p, why, size)) return false;
-    /* Above head dim 256 there is no kernel in tf32 that is faster. */
-    const bool wide = p->d > 256 || p->d_v > 256;
+    const bool wide = p->d > 256 || p->d_v > 256; /* the same kernel, with all parts */
     if (p->precision == FA_PRECISION_IEEE || (p->precision == FA_PRECISION_TF32 && !wide)) {
         fa_cuda_say(why, size, "options.precision is not FA_PRECISION_FLOAT32");
         return false;

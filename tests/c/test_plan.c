@@ -282,10 +282,13 @@ static const char *float32_family(const fa_cuda_device *device, fa_precision pre
     const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;        /* KiB, in tf32 */
     const int needed_by_three = d <= 64 ? 39 : d <= 128 ? 71 : 144; /* by three products */
     const bool hopper = architecture == 90 && d % 4 == 0;           /* TMA needs 16 bytes */
-    if (precision != FA_PRECISION_IEEE && hopper &&
-        (precision == FA_PRECISION_FLOAT32 || d > 256)) {
+    if (precision == FA_PRECISION_FLOAT32 && hopper) {
         *arithmetic = "three float16 products for each (wgmma), float32 sums";
         return "f16x3_sm90";
+    }
+    if (precision == FA_PRECISION_TF32 && hopper && d > 256) {
+        *arithmetic = "float16 products (wgmma), float32 sums";
+        return "tf32_sm90";
     }
     if (precision == FA_PRECISION_TF32 && architecture >= 80 &&
         device->smem_per_block >= needed * 1024) {
@@ -758,7 +761,7 @@ static void test_tf32_sm90_refusals(void)
 static void test_float32_options(fa_precision precision, const char *family, const int *variants,
                                  int count)
 {
-    static const int64_t dims[] = {36, 128, 132, 260};
+    static const int64_t dims[] = {36, 128, 132, 196, 260};
     static float slopes[8];
     for (int i = 0; i < count; i++) {
         fa_problem other[8];
@@ -778,10 +781,12 @@ static void test_float32_options(fa_precision precision, const char *family, con
         other[6].mask.data = (char *)slopes;
         other[7].dropout_threshold = 1;
         for (int n = 0; n < 8; n++) {
-            const fa_cuda_plan plan =
-                dims[i] > 256 ? plan_by(fa_cuda_find_family(family), &other[n], &devices[H200])
-                              : plan_of(&other[n], &devices[H200]);
-            CHECK(plan.launches[0].variant == variants[i] && !plan.launches[0].sm90.bias_mapped,
+            const fa_cuda_plan plan = plan_of(&other[n], &devices[H200]);
+            /* For a bias there may be a variant of its own, before the one for all options. */
+            const fa_variant *v = &fa_variants[variants[i]];
+            const int expected = variants[i] - (other[n].bias.data && v[-1].for_bias &&
+                                                v[-1].head_dim == v->head_dim);
+            CHECK(plan.launches[0].variant == expected && !plan.launches[0].sm90.bias_mapped,
                   "%d: %s", n, name_of(&plan));
             other[n].attention_chunk = 100;
             expect_refusal(&other[n], &devices[H200], family, "attention_chunk is 100");
@@ -798,12 +803,14 @@ static void test_options_of_float32(void)
 {
     static const int three[] = {
         FA_VARIANT_forward_f16x3_sm90_general64, FA_VARIANT_forward_f16x3_sm90_general128,
-        FA_VARIANT_forward_f16x3_sm90_general256, FA_VARIANT_forward_f16x3_sm90_general512};
-    static const int tf32[] = {FA_VARIANT_forward_tf32_sm90_general64,
-                               FA_VARIANT_forward_tf32_sm90_general128,
-                               FA_VARIANT_forward_tf32_sm90_general256};
-    test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three, 4);
-    test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32, 3);
+        FA_VARIANT_forward_f16x3_sm90_general192, FA_VARIANT_forward_f16x3_sm90_general256,
+        FA_VARIANT_forward_f16x3_sm90_general512};
+    static const int tf32[] = {
+        FA_VARIANT_forward_tf32_sm90_general64, FA_VARIANT_forward_tf32_sm90_general128,
+        FA_VARIANT_forward_tf32_sm90_general192, FA_VARIANT_forward_tf32_sm90_general256,
+        FA_VARIANT_forward_tf32_sm90_general512};
+    test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three, 5);
+    test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32, 5);
 }
 
 /* float32 with float32's errors, for heads that a cluster of two blocks shares. */
@@ -829,6 +836,13 @@ static void test_f16x3_clusters(void)
         CHECK(plan.family == &fa_cuda_forward_f16x3_sm90 && l->variant == cases[i].variant &&
                   l->grid == l->cluster * (uint32_t)l->tasks && l->cluster == (i ? 2 : 1),
               "case %zu: %s", i, name_of(&plan));
+        p.precision = FA_PRECISION_TF32; /* the same clusters, with high parts alone */
+        const fa_cuda_plan one = plan_of(&p, &devices[H200]);
+        CHECK(one.family == &fa_cuda_forward_tf32_sm90 &&
+                  fa_variants[one.launches[0].variant].head_dim ==
+                      fa_variants[cases[i].variant].head_dim &&
+                  one.launches[0].cluster == l->cluster,
+              "case %zu in tf32: %s", i, name_of(&one));
     }
     fa_problem p = make_mapped(8, 300, 516, 512);
     set_dtype(&p, FA_FLOAT32);
@@ -851,7 +865,8 @@ static void test_tf32_sm90_variants(void)
                  {1024, 68, false, false, FA_VARIANT_forward_tf32_sm90_d128_two},
                  {1152, 128, false, false, FA_VARIANT_forward_tf32_sm90_d128},
                  {1280, 128, false, false, FA_VARIANT_forward_tf32_sm90_d128_two},
-                 {300, 132, false, false, FA_VARIANT_forward_tf32_sm90_d256},
+                 {300, 132, false, false, FA_VARIANT_forward_tf32_sm90_d192},
+                 {300, 196, false, false, FA_VARIANT_forward_tf32_sm90_d256},
                  {4096, 256, true, false, FA_VARIANT_forward_tf32_sm90_d256}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_tf32(3, cases[i].n, cases[i].d);

@@ -530,7 +530,7 @@ static void test_float32_families(void)
               takes(simt, &p, ""),
           "asked in float32");
     p.dout.data = NULL;
-    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == all + factors,
+    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == all + factors + factors / 32,
           "before gradients are known");
     p = make_float32(64, 64, FA_PRECISION_IEEE);
     s = plan_of(&p, &devices[H200]);
@@ -599,7 +599,8 @@ static void test_corrected(void)
                   s.launches[1].tasks == s.launches[0].tasks && !s.launches[1].idle &&
                   s.launches[2].backward_sm80.in_place == in_place,
               "case %zu: %d launches", i, s.count);
-        CHECK(s.workspace_bytes == plain.workspace_bytes + (size_t)s.launches[0].tasks * 64 * 4,
+        CHECK(s.workspace_bytes ==
+                  plain.workspace_bytes + (size_t)s.launches[0].tasks * (64 * 4 + 8),
               "case %zu: %zu bytes", i, s.workspace_bytes);
     }
 }
@@ -841,6 +842,37 @@ static void test_dbias(void)
     p.softcap = 0;
     p.dbias_shape[3] = 1;
     CHECK(strcmp(dbias_launches(&p), "a") == 0, "over keys: %s", dbias_launches(&p));
+}
+
+/* The same in float32, into a dbias of float32, unless sums of dQ have a factor of 0. */
+static void test_dbias_of_float32(void)
+{
+    enum { N = 1000 };
+    fa_problem p = make_float32(64, 64, FA_PRECISION_FLOAT32);
+    p.n_q = p.rows_q = p.max_q = p.n_k = p.rows_k = N;
+    p.scale = 1;
+    p.bias = p.dbias = somewhere;
+    p.dbias_shape[0] = p.batch, p.dbias_shape[1] = p.heads_q;
+    p.dbias_shape[2] = p.dbias_shape[3] = N;
+    for (int tf32 = 0; tf32 < 2; tf32++) {
+        fa_problem x = p;
+        if (tf32) x.precision = FA_PRECISION_TF32;
+        CHECK(strcmp(dbias_launches(&x), "") == 0, "stored: %s", dbias_launches(&x));
+        x.dbias_shape[0] = 1;
+        const fa_cuda_plan s = plan_of(&x, &devices[H200]);
+        /* After prepare and, in float32 grade, the sums of weights. */
+        CHECK(s.launches[2 - tf32].variant == FA_VARIANT_backward_dbias_clear &&
+                  !FIND(&s, backward_dbias_simt),
+              "added: %d launches", s.count);
+        x.scale = 0;
+        CHECK(strcmp(dbias_launches(&x), "a") == 0, "a scale of 0: %s", dbias_launches(&x));
+        x.scale = 1;
+        x.deterministic = true;
+        CHECK(strcmp(dbias_launches(&x), "a") == 0, "one order: %s", dbias_launches(&x));
+        x.deterministic = false;
+        x.dbias.dtype = FA_BFLOAT16;
+        CHECK(strcmp(dbias_launches(&x), "a") == 0, "16 bits: %s", dbias_launches(&x));
+    }
 }
 
 /* The variant that computes gradients with a bias of all rows and keys. */
@@ -2123,6 +2155,7 @@ int main(void)
     test_sm80_launches();
     test_sm90();
     test_dbias();
+    test_dbias_of_float32();
     test_workspace_with_dbias();
     test_dbias_of_heads();
     test_bias_alone();

@@ -4,8 +4,8 @@
  * memory. What backward needs from forward comes from the CPU engine.
  *
  * Each problem runs twice, with different orders of the threads and blocks, and each result is
- * compared. Sums of dq are added in another order then, so dq's last bits may differ; all other
- * results must be the same. With FA_DETERMINISTIC, in half of the problems, dq must be the same,
+ * compared. Sums of dq and of dbias are added in another order then, so their last bits may differ;
+ * all other results must be the same. With FA_DETERMINISTIC, in half of the problems, these must be,
  * too: then blocks run in order, the second time several side by side, so that they wait for each
  * other.
  *
@@ -92,12 +92,14 @@ typedef struct parameters {
     }
 SHARED(backward_delta)
 SHARED(backward_dbias_simt)
+SHARED(backward_dbias_clear)
 SHARED(backward_dsinks)
 
 static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #define FORM(name) [FA_VARIANT_##name] = run_##name,
 #include "test_backward_sm80_on_cpu_forms.h"
-    FORM(backward_delta) FORM(backward_dbias_simt) FORM(backward_dsinks)};
+    FORM(backward_delta) FORM(backward_dbias_simt) FORM(backward_dbias_clear)
+        FORM(backward_dsinks)};
 
 static int runs[FA_VARIANTS];
 static fa_cuda_device device;
@@ -179,7 +181,9 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
 static bool is_shared(const fa_cuda_plan_launch *l)
 {
     return l->variant == FA_VARIANT_backward_delta ||
-           l->variant == FA_VARIANT_backward_dbias_simt || l->variant == FA_VARIANT_backward_dsinks;
+           l->variant == FA_VARIANT_backward_dbias_simt ||
+           l->variant == FA_VARIANT_backward_dbias_clear ||
+           l->variant == FA_VARIANT_backward_dsinks;
 }
 
 static void run_launches(const machine *m, const fa_problem *p, const fa_cuda_plan *plan)
@@ -221,7 +225,8 @@ static fa_status compare_runs(machine *m, const random_call *call, char *message
     for (int i = 0; i < call->buffers->count; first += call->buffers->list[i++].reserved) {
         const ref_buffer *b = &call->buffers->list[i];
         if (memcmp(first, b->base, b->reserved) == 0) continue;
-        if (strcmp(b->name, "dq") == 0 && !m->ordered) {
+        const bool is_sum = strcmp(b->name, "dq") == 0 || strcmp(b->name, "dbias") == 0;
+        if (is_sum && !m->ordered) {
             rounded_otherwise++;
             continue;
         }
@@ -675,16 +680,17 @@ static void test_row_sums(int dim, row_option option)
 
 /* A block has more tiles of queries than it checks together, and some have large scores. Each head
  * has a tile with one query. The weights of a query with large scores add up to 1; those of the
- * others follow the log-sum-exp, which has an error. */
-static void test_many_tiles(void)
+ * others follow the log-sum-exp, which has an error. biased: a bias makes the logits of every second
+ * query with large scores 2, so that only the norms of rows tell. */
+static void test_many_tiles(bool biased)
 {
     enum { HEADS = 100, DIM = 64, N_K = 3 };
     static struct {
         float q[HEADS * DIM], out[HEADS * DIM], dout[HEADS * DIM], dq[HEADS * DIM], lse[HEADS];
         float k[N_K * HEADS * DIM], v[N_K * HEADS * DIM], dk[N_K * HEADS * DIM],
-            dv[N_K * HEADS * DIM];
+            dv[N_K * HEADS * DIM], bias[HEADS * N_K];
     } x;
-    const float error = 1e-5f;
+    const float error = biased ? 3e-6f : 1e-5f;
     char message[320] = "";
     ref_random random = {5};
     fa_options options = FA_OPTIONS_INIT;
@@ -695,9 +701,16 @@ static void test_many_tiles(void)
     for (int head = 0; head < HEADS; head++) {
         const float q = ref_random_bits(&random) % 2 ? 4 : 0;
         for (int i = 0; i < DIM; i++) x.q[head * DIM + i] = q;
+        const float hidden = biased && head % 2 && q > 0 ? 2 - 2 * q * DIM / 8 : 0;
         x.dout[head * DIM] = 1;
-        x.lse[head] = 2 * q * DIM / 8 + logf(N_K) - error;
+        x.lse[head] = 2 * q * DIM / 8 + hidden + logf(N_K) - error;
+        for (int j = 0; j < N_K; j++) x.bias[head * N_K + j] = hidden;
     }
+    const fa_tensor bias = {.data = x.bias,
+                            .dtype = FA_FLOAT32,
+                            .shape = {1, HEADS, 1, N_K},
+                            .stride = {0, N_K, N_K, 1}};
+    if (biased) options.bias = &bias;
     const fa_tensor q = fa_bshd(x.q, FA_FLOAT32, 1, 1, HEADS, DIM),
                     k = fa_bshd(x.k, FA_FLOAT32, 1, N_K, HEADS, DIM),
                     v = fa_bshd(x.v, FA_FLOAT32, 1, N_K, HEADS, DIM),
@@ -724,8 +737,8 @@ static void test_many_tiles(void)
         const double expected = x.q[head * DIM] > 0 ? 1 : exp((double)error);
         double sum = 0;
         for (int j = 0; j < N_K; j++) sum += (double)x.dv[(j * HEADS + head) * DIM];
-        CHECK(fabs(sum - expected) < 5e-7, "head %d: weights are together %g + %g", head, expected,
-              sum - expected);
+        CHECK(fabs(sum - expected) < 5e-7, "biased %d, head %d: weights are together %g + %g",
+              biased, head, expected, sum - expected);
     }
 }
 
@@ -1004,7 +1017,8 @@ int main(int argc, char **argv)
     }
     in_place = false;
     test_corrected_weights();
-    test_many_tiles();
+    test_many_tiles(false);
+    test_many_tiles(true);
     static const int dims[] = {64, 128, 256, 384, 512};
     for (int i = 0; i < 5 * ROW_OPTIONS; i++)
         if (sample_has(i % ROW_OPTIONS, i / ROW_OPTIONS))

@@ -279,10 +279,9 @@ static void run_float32_problems(random_settings settings, const char *family,
     *number = first;
     run_peaked_problems(&settings, number, first + count / 10);
     *number = first;
-    if (precision == FA_PRECISION_FLOAT32)
-        CHECK(run_focused_problems(&settings, RANDOM_WIDE, number, first + count / 8) > 0 ||
-                  sample.searching,
-              "no wide problem");
+    CHECK(run_focused_problems(&settings, RANDOM_WIDE, number, first + count / 8) > 0 ||
+              sample.searching,
+          "no wide problem");
     family_name = "sm90";
 }
 
@@ -418,6 +417,10 @@ static void test_tf32(void)
     test_nan_key(attend, FA_PRECISION_TF32, 64);
     test_hidden_keys(attend, FA_PRECISION_TF32, 64);
     test_large_bias(attend, FA_PRECISION_TF32, 64);
+    hopper_cuts_off = true;
+    test_infinities(attend, FA_PRECISION_TF32, 320); /* high parts, in clusters */
+    test_nan_key(attend, FA_PRECISION_TF32, 512);
+    hopper_cuts_off = false;
     family_name = "sm90";
 }
 
