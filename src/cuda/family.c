@@ -198,10 +198,8 @@ void fa_cuda_set_query_tasks(const fa_problem *p, int tile_q, fa_cuda_plan_launc
 {
     const int64_t tiles = p->cu_seqlens_q ? FA_PACKED_TILES(p->rows_q, tile_q, p->batch)
                                           : fa_cuda_count_tiles(p->rows_q, tile_q);
-    const int64_t outer =
-        p->cu_seqlens_q && (p->batch > 0 || p->pass != FA_PASS_FORWARD) ? 1 : p->batch;
     l->tile_q = tile_q;
-    fa_cuda_set_tasks(l, tiles, tiles * p->heads_q * outer);
+    fa_cuda_set_tasks(l, tiles, tiles * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch));
 }
 
 void fa_cuda_set_key_tasks(const fa_problem *p, int tile_k, fa_cuda_plan_launch *l)

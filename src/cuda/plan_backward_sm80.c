@@ -481,6 +481,8 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     if (own.corrected)
         own.semaphores_offset +=
             tiles * (size_t)(FA_BACKWARD_SM80_FACTOR_BYTES + FA_BACKWARD_SM80_NORM_BYTES);
+    own.semaphores_offset =
+        (own.semaphores_offset + 255) / 256 * 256; /* parts are copied 16 bytes at a time */
     own.split = FA_BACKWARD_SM80_HAS_PARTS(v->element);
     own.low_parts = v->element == FA_ELEMENT_TF32X3;
     own.parts_offset = own.powers_offset = own.semaphores_offset;

@@ -363,6 +363,7 @@ static int64_t count_alternating_heads(const fa_problem *p, const fa_cuda_plan_l
  * 6,436, 6,107; without a mask 29 sequences of up to 354 rows, 24/8 heads 75, 56, but 9 of up to 2,542, 16 heads of 256, 290, 312). */
 static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int options)
 {
+    if (p->batch == 0) return false; /* it would read the length of a sequence */
     const int64_t short_row = p->causal && p->d > 128 ? 384 : 256, long_row = 2048;
     const fa_variant *v = &fa_variants[l->variant];
     if (is_float32(v) || !FA_SM90_HAS_DYNAMIC(v->consumers, v->head_dim)) return false;

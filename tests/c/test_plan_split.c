@@ -525,15 +525,17 @@ static void test_small_pages(void)
           fa_variants[plan.launches[0].variant].name);
 }
 
-/* Without sequences there is no work, whatever the number of rows is. */
+/* Without sequences, packed rows become zeros. No length is read: the dynamic schedule would read one. */
 static void test_no_sequences(void)
 {
     fa_problem p = make_chunk(8, 2, 300, 1024, 128);
     fa_cuda_plan plan;
     p.batch = 0;
     CHECK(plan_by(&fa_cuda_forward_sm90, &p, &plan), "no plan");
-    CHECK(plan.launches[0].idle, "%s has %lld tasks", plan.family->name,
-          (long long)plan.launches[0].tasks);
+    CHECK(!plan.launches[0].idle && plan.launches[0].tasks > 0 && !plan.launches[0].sm90.dynamic,
+          "%s has %lld tasks", plan.family->name, (long long)plan.launches[0].tasks);
+    CHECK(plan_by(NULL, &p, &plan) && !plan.launches[0].idle && plan.launches[0].tasks > 0,
+          "%s: idle", plan.family->name);
 }
 
 /* Many short sequences: heads share whole query tiles, in one launch, where that leaves clearly fewer of them. */

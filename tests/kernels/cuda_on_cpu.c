@@ -517,6 +517,8 @@ void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted)
     static const char zeros[16];
     fiber *f = &here()->fibers[cuda_thread.x];
     if (f->copies == MOST_COPIES) cuda_die("too many copies on their way");
+    if (to % bytes || (wanted && (uintptr_t)from % bytes))
+        cuda_die("a copy of %zu bytes from %p to %x is not aligned", bytes, from, to);
     if (wanted) cuda_check_access(from, bytes);
     here()->copies[cuda_thread.x][f->copies++] =
         (copy){to, wanted ? from : zeros, bytes, f->copy_groups};
