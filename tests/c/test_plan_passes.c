@@ -603,6 +603,18 @@ static void test_corrected(void)
                   plain.workspace_bytes + (size_t)s.launches[0].tasks * (64 * 4 + 8),
               "case %zu: %zu bytes", i, s.workspace_bytes);
     }
+    /* With any number of tiles, what is copied 16 bytes at a time is aligned. */
+    for (int64_t tiles = 1; tiles <= 5; tiles++) {
+        fa_problem p = make_float32(64, 64, FA_PRECISION_FLOAT32);
+        p.batch = p.blocks_q = p.blocks_k = p.heads_q = p.heads_kv = 1;
+        p.n_q = p.rows_q = p.max_q = 64 * tiles;
+        const fa_cuda_plan s = plan_by(corrected, &p, &devices[H200]);
+        const fa_cuda_backward_sm80_launch *l = &s.launches[0].backward_sm80;
+        CHECK(s.launches[0].tasks == tiles && l->parts_offset % 16 == 0 &&
+                  l->powers_offset % 16 == 0 && l->semaphores_offset % 16 == 0 &&
+                  l->key_sums_offset % 16 == 0,
+              "%d tiles: parts at %zu", (int)tiles, l->parts_offset);
+    }
 }
 
 /* Small key tiles for sequences of which they compute fewer pairs. */
