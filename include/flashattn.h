@@ -157,7 +157,7 @@ typedef enum fa_precision {
     FA_PRECISION_FLOAT32 = 0, /* errors of float32's size, by the fastest products                */
     FA_PRECISION_TF32 = 1,    /* operands of products, including weights, may be rounded to 11 bits
                                * on tensor cores: to tf32, or to float16 times a power of two for
-                               * each row                                                         */
+                               * each row or tile                                                 */
     FA_PRECISION_IEEE = 2     /* products and sums in IEEE 754's float32 arithmetic               */
 } fa_precision;
 
@@ -596,14 +596,14 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * names it and tells why a faster one was not chosen. The environment variable FA_CUDA_KERNEL, read
  * once, allows only one family of forward kernels:
  *   "decode"        few queries, Ampere and later: keys are split over blocks
- *   "decode_sm90"   the same on Hopper, by TMA
+ *   "decode_sm90"   the same on Hopper, by TMA or, from small pages, by threads
  *   "latent_sm90"   Hopper: values that are the first columns of keys, head dims of 257 to 576
  *   "sm90"          tensor cores and TMA of Hopper
  *   "sm90_split"    the same with keys split over blocks; other families run what this one cannot
  *   "sm80"          tensor cores of Ampere and later; with keys split over blocks where that is faster
  *   "sm80_split"    the same with keys split over blocks; other families run what this one cannot
  *   "sm75"          tensor cores of Turing: float16 only
- *   "tf32_sm90"     float32 inputs in tf32, tensor cores of Hopper
+ *   "tf32_sm90"     float32 inputs in tf32 (in float16 above head dim 256), Hopper
  *   "tf32"          the same, tensor cores of Ampere and later
  *   "f16x3_sm90"    float32 inputs with errors of float32's size, tensor cores of Hopper
  *   "tf32x3"        the same, tensor cores of Ampere and later

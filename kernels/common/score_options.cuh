@@ -11,7 +11,7 @@
  *   1. its parameters to params.h (src/cuda/parameters.c fills them in);
  *   2. the check whether it is used: in fa_has_score_options here, fa_has_row_options (score_fragments.cuh),
  *      fa_cuda_changes_scores (src/cuda/family.c; without it forward_sm80 chooses the kernel without options) and
- *      find_options (src/cuda/plan_sm90.c; FA_SM90_BY_ROWS is the general form);
+ *      fa_cuda_sm90_options (src/cuda/plan_sm90.c; FA_SM90_BY_ROWS is the general form; without it split keys ignore the option);
  *   3. its function of one score below, and its derivative if the gradient of a score passes through it;
  *   4. a line in each of fa_logit, fa_logit_slope, fa_row_logit and fa_change_row (score_fragments.cuh), and in
  *      forward_sm90/options.cuh if it needs its own form there; forward_sm90/float32_options.cuh has forms for

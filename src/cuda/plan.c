@@ -209,8 +209,7 @@ static bool plan_first(const fa_problem *p, const fa_cuda_device *device,
     return false;
 }
 
-/* Packed queries: families give way to others that may refuse data that is not aligned, so then not only later families take the
- * problem. The workspace has room for what is chosen if queries, keys and values, or all of them are not aligned. */
+/* Families give way to others that may refuse data that is not aligned, so then not only later families take the problem. The workspace has room for what is chosen if queries, keys and values, or all of them are not aligned. */
 static void make_room_for_unaligned(const fa_problem *p, const fa_cuda_device *device,
                                     const fa_cuda_family *asked, fa_cuda_plan *plan)
 {
@@ -229,7 +228,7 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
 {
     if (!plan_first(p, device, asked, plan, why, size)) return false;
-    if (p->pass == FA_PASS_FORWARD && p->cu_seqlens_q && lacks_data(p))
+    if (p->pass != FA_PASS_BACKWARD && lacks_data(p))
         make_room_for_unaligned(p, device, asked, plan);
     return true;
 }

@@ -515,7 +515,7 @@ static double splits_us(const fa_problem *p, const fa_variant *v, int64_t tasks,
     double most = all, average = p->causal ? (all + 2.0) / 2.0 : all;
     if (has_window(p)) {
         const double seen =
-            (double)(p->window_left + find_keys(v)) / FA_BACKWARD_SM90_QUERIES + 1.0;
+            ((double)p->window_left + find_keys(v)) / FA_BACKWARD_SM90_QUERIES + 1.0;
         most = fmin(most, seen), average = fmin(average, seen);
     }
     const double each = pace.tile / (double)parts,

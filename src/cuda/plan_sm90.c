@@ -119,8 +119,9 @@ static bool has_better_key_tiles(const fa_problem *p, const fa_variant *fewer,
  * heads, window 120, 29.0, 28.2). */
 static bool has_narrow_window(const fa_problem *p, const fa_variant *v)
 {
-    const int64_t right = p->causal ? 0 : p->window_right;
-    return p->window_left >= 0 && right >= 0 && p->window_left + right < count_queries(v);
+    const int64_t right = p->causal ? 0 : p->window_right, rows = count_queries(v);
+    return p->window_left >= 0 && p->window_left < rows && right >= 0 &&
+           right < rows - p->window_left;
 }
 
 /* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.

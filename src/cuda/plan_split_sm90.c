@@ -92,9 +92,11 @@ static bool refuse_split(const fa_problem *p, char *why, size_t size)
         return true;
     }
     const bool others = fa_cuda_sm90_options(p, NULL) & ~FA_SM90_SOFTCAP;
-    const char *option = p->batch_invariant ? "options.flags has FA_BATCH_INVARIANT"
-                         : others ? "an option besides a softcap changes scores or weights"
-                                  : NULL;
+    const char *option =
+        p->batch_invariant ? "options.flags has FA_BATCH_INVARIANT"
+        : others
+            ? "an option besides a softcap changes scores or weights, or the scale is not positive"
+            : NULL;
     if (option) fa_cuda_say(why, size, "%s: keys are not split", option);
     return option;
 }

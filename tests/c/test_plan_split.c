@@ -467,6 +467,55 @@ static void test_unaligned_packed(void)
     CHECK(most > 0, "no case needs a workspace");
 }
 
+/* The same for padded queries, and in decode. */
+static void test_unaligned_padded(void)
+{
+    static const struct {
+        fa_pass pass;
+        int64_t batch, n_q, n_k, heads, heads_kv, d, page, window;
+        float softcap;
+        bool lengths;
+    } cases[] = {{FA_PASS_FORWARD, 100, 1, 2048, 8, 8, 128, 0, -1, 0, true},
+                 {FA_PASS_DECODE, 100, 1, 2048, 8, 8, 128, 0, -1, 0, true},
+                 {FA_PASS_FORWARD, 3, 64, 4096, 60, 30, 96, 4, -1, 30, false},
+                 {FA_PASS_FORWARD, 16, 64, 1000, 2, 1, 80, 24, -1, 30, false},
+                 {FA_PASS_FORWARD, 7, 16, 8192, 14, 2, 80, 0, 1024, 0, false}};
+    static _Alignas(16) char memory[64];
+    static int32_t lengths[1];
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int64_t page = cases[i].page;
+        fa_problem p = make_split_problem(cases[i].batch, cases[i].heads, cases[i].heads_kv,
+                                          cases[i].n_q, cases[i].n_k, cases[i].d);
+        fa_cuda_plan plan;
+        p.pass = cases[i].pass;
+        p.causal = true;
+        p.window_left = cases[i].window;
+        p.softcap = cases[i].softcap;
+        if (cases[i].lengths) p.seqlens_k = lengths;
+        if (page) {
+            p.block_table = lengths;
+            p.block_table_stride = (p.n_k + page - 1) / page;
+            p.rows_k = page;
+            p.blocks_k = p.batch * p.block_table_stride;
+            set_view(&p.k, page, p.heads_kv, p.d);
+            set_view(&p.v, page, p.heads_kv, p.d);
+        }
+        CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
+        const size_t room = plan.workspace_bytes;
+        for (int unaligned = 0; unaligned < 4; unaligned++) {
+            p.out.data = memory;
+            p.q.data = memory + 8 * (unaligned & 1);
+            p.k.data = p.v.data = memory + 8 * (unaligned >> 1);
+            CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
+            CHECK(plan.workspace_bytes <= room, "case %d, unaligned %d, %s: %zu bytes of %zu",
+                  (int)i, unaligned, plan.family->name, plan.workspace_bytes, room);
+            if (plan.workspace_bytes > most) most = plan.workspace_bytes;
+        }
+    }
+    CHECK(most > 0, "no case needs a workspace");
+}
+
 /* Keys and values are copied from pages that TMA cannot load, or loads more slowly. */
 static void test_small_pages(void)
 {
@@ -689,6 +738,7 @@ int main(void)
     test_reads();
     test_unaligned();
     test_unaligned_packed();
+    test_unaligned_padded();
     test_no_sequences();
     test_small_pages();
     test_whole_tiles();
