@@ -101,15 +101,17 @@ typedef struct row_sums {
 /* ---- Which tiles have large scores ----------------------------------------------------------- */
 
 /* If an option hides keys or changes scores, the log-sum-exp does not show how large scores are, and it may be small because
- * few keys are left. But then the bound of scores is known, and if the log-sum-exp is not large, no key with a large weight
- * has a large logit. */
+ * few keys are left. But then the bound of scores is known. Only a log-sum-exp that is large or below all scores shows a
+ * large bias of the keys that have weights. */
 FA_DEVICE bool has_large_scores(const fa_attention_params *p, const fa_tile *t, int64_t i,
                                 float lse)
 {
     if (i >= t->n_q || !(lse < INFINITY)) return false;
     const fa_range sees = fa_tile_visible(p, t, i);
     const float above = lse - log2f((float)(sees.hi - sees.lo));
-    return (OPTIONS && changes_scores(p) ? above : fabsf(above)) > LARGE_SCORES;
+    if (!OPTIONS || !changes_scores(p)) return fabsf(above) > LARGE_SCORES;
+    const float least = -FA_LOG2E * find_most_bound((int)p->d);
+    return above > LARGE_SCORES || (lse < least && lse > -INFINITY);
 }
 
 /* Whether scores of a tile may be large, whatever the log-sum-exps are. number: of the tile in the workspace. All lanes of a

@@ -171,7 +171,8 @@ FA_DEVICE void weigh_with_softcap(const fa_attention_params *p, dv_state *c, con
                       to = own < w->num_keys ? w->end_query + own - query : -1;
             kept[i] = ptx_ex2(fmaf(cap, y, -row[j % 2 * 2 + i]));
             if (masked && (8 * j + i < from || 8 * j + i >= to)) kept[i] = 0.0f;
-            *x = kept[i] * fmaf(-y, y, 1.0f);
+            /* The slope of a hidden score may be NaN. */
+            *x = masked && kept[i] == 0.0f ? 0.0f : kept[i] * fmaf(-y, y, 1.0f);
         }
         c->weights[n] = fa_pack_x2(kept[0], kept[1]);
     }
