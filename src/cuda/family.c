@@ -186,6 +186,12 @@ uint32_t fa_cuda_grid(int64_t tasks)
     return (uint32_t)(tasks < max ? tasks : max);
 }
 
+size_t fa_cuda_aligned(size_t bytes)
+{
+    enum { ALIGNMENT = 256 };
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
 void fa_cuda_set_tasks(fa_cuda_plan_launch *l, int64_t tiles, int64_t tasks)
 {
     l->tiles = tiles;

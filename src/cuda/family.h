@@ -111,6 +111,9 @@ bool fa_cuda_has_own_lengths(const fa_problem *problem);
 /* The number of tiles for this many rows. */
 int64_t fa_cuda_count_tiles(int64_t rows, int64_t tile);
 
+/* So many bytes, rounded up to where an array may begin that is copied by TMA or 16 bytes at a time. */
+size_t fa_cuda_aligned(size_t bytes);
+
 /* The number of blocks for this many tasks: one for each. If that is too many for a grid, blocks take several tasks. */
 uint32_t fa_cuda_grid(int64_t tasks);
 

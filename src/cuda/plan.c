@@ -209,7 +209,8 @@ static bool plan_first(const fa_problem *p, const fa_cuda_device *device,
     return false;
 }
 
-/* Families give way to others that may refuse data that is not aligned, so then not only later families take the problem. The workspace has room for what is chosen if queries, keys and values, or all of them are not aligned. */
+/* Families give way to others that may refuse data that is not aligned, so then not only later families take the problem.
+ * The workspace has room for what is chosen if queries, keys and values, or all of them are not aligned. */
 static void make_room_for_unaligned(const fa_problem *p, const fa_cuda_device *device,
                                     const fa_cuda_family *asked, fa_cuda_plan *plan)
 {

@@ -481,8 +481,7 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     if (own.corrected)
         own.semaphores_offset +=
             tiles * (size_t)(FA_BACKWARD_SM80_FACTOR_BYTES + FA_BACKWARD_SM80_NORM_BYTES);
-    own.semaphores_offset =
-        (own.semaphores_offset + 255) / 256 * 256; /* parts are copied 16 bytes at a time */
+    own.semaphores_offset = fa_cuda_aligned(own.semaphores_offset); /* for parts */
     own.split = FA_BACKWARD_SM80_HAS_PARTS(v->element);
     own.low_parts = v->element == FA_ELEMENT_TF32X3;
     own.parts_offset = own.powers_offset = own.semaphores_offset;
@@ -503,7 +502,7 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     own.query_parts = query_parts;
     own.keys = v->keys;
     own.head_dim = v->head_dim;
-    own.key_sums_offset = (x->plan->workspace_bytes + 255) / 256 * 256;
+    own.key_sums_offset = fa_cuda_aligned(x->plan->workspace_bytes);
     if (splits > 1)
         x->plan->workspace_bytes =
             own.key_sums_offset +

@@ -57,7 +57,7 @@ static bool set_score_maps(const fa_problem *p, const fa_cuda_plan_launch *l,
 /* Bytes of the counters. */
 static size_t left_counter_bytes(int64_t units)
 {
-    return ((size_t)units * 2 * sizeof(int32_t) + 255) / 256 * 256;
+    return fa_cuda_aligned((size_t)units * 2 * sizeof(int32_t));
 }
 
 /* Bytes of sums that units pass on. */
@@ -509,7 +509,7 @@ static double splits_us(const fa_problem *p, const fa_variant *v, int64_t tasks,
     const split_pace pace = find_split_pace(v);
     const int64_t parts = count_query_parts(p, v, tasks * splits, device),
                   takers = count_takers(v, device), blocks = tasks * splits * parts;
-    const int64_t group = p->heads_q / p->heads_kv, of_block = (group + splits - 1) / splits;
+    const int64_t group = p->heads_q / p->heads_kv, of_block = fa_cuda_count_tiles(group, splits);
     const bool even = group % splits == 0;
     const double all = (double)fa_cuda_count_tiles(p->rows_q, FA_BACKWARD_SM90_QUERIES);
     double most = all, average = p->causal ? (all + 2.0) / 2.0 : all;
@@ -963,7 +963,7 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
     own->keys = find_keys(v);
     own->head_dim = find_columns(v);
     own->value_dim = find_value_columns(v);
-    own->key_sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
+    own->key_sums_offset = fa_cuda_aligned(plan->workspace_bytes);
     if (own->splits == 1) return;
     fa_cuda_set_tasks(main, main->tiles, tasks * own->splits);
     plan->workspace_bytes =
@@ -1072,7 +1072,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     plan_shared_bias(p, &own);
     if (!add_finish_keys(&x, v, main, own.splits)) return false;
     if (!add_left_sums(&x, v, main, &own)) return false;
-    const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
+    const size_t sums_offset = fa_cuda_aligned(plan->workspace_bytes);
     own.left.offset = sums_offset;
     if (dbias == FA_CUDA_DBIAS_SUMMED || dbias == FA_CUDA_DBIAS_LEFT)
         plan->workspace_bytes = sums_offset + fa_cuda_dbias_sum_bytes(p);

@@ -794,11 +794,12 @@ bool fa_cuda_copies_keys(const fa_problem *p)
            (p->rows_k < LARGE_PAGE || (!p->batch_invariant && p->batch * p->heads_kv <= FEW_TILES));
 }
 
-static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
+/* copied: of fa_cuda_copies_keys. */
+static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim, bool copied)
 {
     const bool fits = has_8_bits(&p->k) ? v->cache == (fa_element)p->k.dtype
                                         : !is_8bit(v) && v->element == (fa_element)p->q.dtype;
-    if (is_sm90(v) && v->copied != fa_cuda_copies_keys(p)) return false;
+    if (is_sm90(v) && v->copied != copied) return false;
     return v->head_dim >= dim && fits && is_latent_kernel(v) == fa_cuda_is_latent(p) &&
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }
@@ -808,10 +809,11 @@ static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
 static const fa_variant *find_in_family(const fa_problem *p, int64_t rows, int first, int end)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const bool copied = fa_cuda_copies_keys(p);
     const fa_variant *found = NULL;
     for (int i = first; i < end; i++) {
         const fa_variant *v = &fa_variants[i];
-        if (!takes(v, p, dim)) continue;
+        if (!takes(v, p, dim, copied)) continue;
         if (found && (v->head_dim > found->head_dim || rows <= found->group_rows)) break;
         found = v;
     }

@@ -224,9 +224,9 @@ static bool has_copied_rows(const fa_problem *p, const fa_view *view, int64_t d)
 /*
  * Whether keys and values are copied: from pages that TMA cannot load, and where that is faster, because TMA needs an instruction for each
  * page and block of columns, one after the other. (H200, us, TMA, copies, FlashAttention-3, 32/8 heads, prompts of 2,048, 512 and 256
- * behind 6k, 3.5k and 1.8k: head dim 64, page 16, 362, **334**, 300; 32 333, 336, 301; 128, 16 577, **477**, 492; 32 501, **480**, 494; 64 **474**, 482,
- * 499; 256, 16 1,104, **883**, 822; 64 1,054, **916**, 844; 256 1,075, **924**, 877.) Few rows of a key head wait for memory, which TMA reads faster but in small
- * boxes (64 sequences of 16 queries at 4k: 64, page 16, 166, **148**, 159; 128 **267**, 279, 265; 32 **259**, 277, 262; 256, 16 559, **550**, 530; 64 **530**, 540, 525).
+ * behind 6k, 3.5k and 1.8k: head dim 64, page 16, 362, 334, 300; 32 333, 336, 301; 128, 16 577, 477, 492; 32 501, 480, 494; 64 474, 482,
+ * 499; 256, 16 1,104, 883, 822; 64 1,054, 916, 844; 256 1,075, 924, 877.) Few rows of a key head wait for memory, which TMA reads faster but in small
+ * boxes (64 sequences of 16 queries at 4k: 64, page 16, 166, 148, 159; 128 267, 279, 265; 32 259, 277, 262; 256, 16 559, 550, 530; 64 530, 540, 525).
  */
 static bool wants_copies(const fa_problem *p)
 {

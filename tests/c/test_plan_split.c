@@ -419,6 +419,29 @@ static void test_unaligned(void)
           plan.family->name, plan.workspace_bytes, room);
 }
 
+/* A query without data has room for what runs with data, aligned or not. Returns the most bytes that such a call needs. */
+static size_t check_room(const fa_problem *query, int number)
+{
+    static _Alignas(16) char memory[64];
+    fa_problem p = *query;
+    fa_cuda_plan plan;
+    size_t most = 0;
+    p.q.data = p.k.data = p.v.data = p.out.data = NULL;
+    CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", number);
+    const size_t room = plan.workspace_bytes;
+    for (int unaligned = 0; unaligned < 8; unaligned++) {
+        p.out.data = memory;
+        p.q.data = memory + 8 * (unaligned & 1);
+        p.k.data = memory + 8 * (unaligned >> 1 & 1);
+        p.v.data = memory + 8 * (unaligned >> 2);
+        CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", number);
+        CHECK(plan.workspace_bytes <= room, "case %d, unaligned %d, %s: %zu bytes of %zu", number,
+              unaligned, plan.family->name, plan.workspace_bytes, room);
+        if (plan.workspace_bytes > most) most = plan.workspace_bytes;
+    }
+    return most;
+}
+
 /* Families give way to others that refuse data that is not aligned. Then a third family runs, which is in no list of either: a query
  * without data has room for it, too. */
 static void test_unaligned_packed(void)
@@ -434,13 +457,11 @@ static void test_unaligned_packed(void)
                  {12, 684, 76, 935, 14, 7, 160, false, true},
                  {128, 256, 130, 839, 2, 1, 24, false, true},
                  {85, 425, 22, 9236, 5, 5, 32, false, true}};
-    static _Alignas(16) char memory[64];
     static int32_t lengths[1];
     size_t most = 0;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p =
             make_chunk(cases[i].heads, cases[i].batch, cases[i].rows, cases[i].keys, cases[i].d);
-        fa_cuda_plan plan;
         p.heads_kv = cases[i].heads_kv;
         p.max_q = cases[i].max_q;
         p.causal = cases[i].causal;
@@ -450,19 +471,8 @@ static void test_unaligned_packed(void)
         set_view(&p.k, p.rows_k, p.heads_kv, p.d);
         set_view(&p.v, p.rows_k, p.heads_kv, p.d);
         if (cases[i].packed_keys) p.cu_seqlens_k = lengths, p.seqlens_k = NULL;
-        p.q.data = p.k.data = p.v.data = p.out.data = NULL;
-        CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
-        const size_t room = plan.workspace_bytes;
-        for (int unaligned = 0; unaligned < 8; unaligned++) {
-            p.out.data = memory;
-            p.q.data = memory + 8 * (unaligned & 1);
-            p.k.data = memory + 8 * (unaligned >> 1 & 1);
-            p.v.data = memory + 8 * (unaligned >> 2);
-            CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
-            CHECK(plan.workspace_bytes <= room, "case %d, unaligned %d, %s: %zu bytes of %zu",
-                  (int)i, unaligned, plan.family->name, plan.workspace_bytes, room);
-            if (plan.workspace_bytes > most) most = plan.workspace_bytes;
-        }
+        const size_t bytes = check_room(&p, (int)i);
+        if (bytes > most) most = bytes;
     }
     CHECK(most > 0, "no case needs a workspace");
 }
@@ -480,14 +490,12 @@ static void test_unaligned_padded(void)
                  {FA_PASS_FORWARD, 3, 64, 4096, 60, 30, 96, 4, -1, 30, false},
                  {FA_PASS_FORWARD, 16, 64, 1000, 2, 1, 80, 24, -1, 30, false},
                  {FA_PASS_FORWARD, 7, 16, 8192, 14, 2, 80, 0, 1024, 0, false}};
-    static _Alignas(16) char memory[64];
     static int32_t lengths[1];
     size_t most = 0;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const int64_t page = cases[i].page;
         fa_problem p = make_split_problem(cases[i].batch, cases[i].heads, cases[i].heads_kv,
                                           cases[i].n_q, cases[i].n_k, cases[i].d);
-        fa_cuda_plan plan;
         p.pass = cases[i].pass;
         p.causal = true;
         p.window_left = cases[i].window;
@@ -501,17 +509,8 @@ static void test_unaligned_padded(void)
             set_view(&p.k, page, p.heads_kv, p.d);
             set_view(&p.v, page, p.heads_kv, p.d);
         }
-        CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
-        const size_t room = plan.workspace_bytes;
-        for (int unaligned = 0; unaligned < 4; unaligned++) {
-            p.out.data = memory;
-            p.q.data = memory + 8 * (unaligned & 1);
-            p.k.data = p.v.data = memory + 8 * (unaligned >> 1);
-            CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
-            CHECK(plan.workspace_bytes <= room, "case %d, unaligned %d, %s: %zu bytes of %zu",
-                  (int)i, unaligned, plan.family->name, plan.workspace_bytes, room);
-            if (plan.workspace_bytes > most) most = plan.workspace_bytes;
-        }
+        const size_t bytes = check_room(&p, (int)i);
+        if (bytes > most) most = bytes;
     }
     CHECK(most > 0, "no case needs a workspace");
 }
