@@ -453,6 +453,18 @@ def small_backward_peaked(dtype):
     yield from exactness_cells((64, 96), dtype, n=256, which="backward")
 
 
+def survey_deterministic(dtype, shapes="", count=16):
+    """Gradients in deterministic mode, each after the same cell without it."""
+    draw, found = random.Random(f"survey deterministic{shapes}"), {}
+    while len(found) < count:
+        cell = survey_training(draw, dtype) if draw.random() < 0.6 else survey_shape(draw, "backward", dtype)
+        if not cell.window:
+            found[cell.name] = cell
+    for cell in found.values():
+        yield cell
+        yield dataclasses.replace(cell, deterministic=True, like=cell.name)
+
+
 CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
              "backward": lambda dtype: main_cells(dtype, "backward"),
              "backward-extra": backward_extra_cells, "backward-options": backward_option_cells,
@@ -462,6 +474,7 @@ CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
 CUDA_SETS |= {"survey-" + which: functools.partial(survey_cells, which)
               for which in ("forward", "backward", "decode", "few", "prompts", "training")}
 CUDA_SETS["survey-options"] = functools.partial(survey_cells, "options", count=48, most_bytes=3e9)
+CUDA_SETS["survey-deterministic"] = survey_deterministic
 CUDA_SETS["survey-float32"] = functools.partial(survey_cells, "float32", count=48)
 CPU_SETS = {"main": small_cells, "options": small_options,
             "backward": lambda dtype: small_cells(dtype, "backward"),
