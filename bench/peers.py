@@ -18,10 +18,11 @@ The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     backward-options  the options, bias with its gradient, deterministic gradients
     backward-peaked   errors of gradients: head dims, masks, types, kinds of inputs
     survey-forward, survey-backward, survey-decode, survey-few, survey-prompts, survey-training,
-    survey-options, survey-float32
-              32 or 48 random shapes each, the same ones without --shapes; few: 2 to 200 queries over long keys;
+    survey-options, survey-float32, survey-deterministic
+              16 to 48 random shapes each, the same ones without --shapes; few: 2 to 200 queries over long keys;
               prompts: packed ones and chunks of longer sequences; training: gradients with groups,
-              packed, windows; options and float32: results and gradients
+              packed, windows; options and float32: results and gradients; deterministic: gradients
+              in both modes
 
 The peers, if they are installed: FlashAttention-2 and cuDNN (of PyTorch), FlashAttention-3 (the
 library that --fa3 names), FlashAttention-4 (flash_attn.cute; --site names a folder of unpacked

@@ -146,7 +146,7 @@ def row_of(cell, cells, names, has_plain, share, has_bar, peaked):
 def cells_table(result, peaked=None):
     """A row for each cell that was timed. peaked: a result of that set; a column shows its worst
     ratio for each head dim and mask."""
-    in_order = result["set"] in ("options", "backward-options")  # each after its plain cell
+    in_order = result["set"] in ("options", "backward-options", "survey-deterministic")  # each after its plain cell
     cells = result["cells"] if in_order else sorted(result["cells"], key=order_of)
     has_bar = result["set"] != "peaked"  # no bar for that set's times
     names, has_plain = names_of(result), any(c["like"] for c in cells)
