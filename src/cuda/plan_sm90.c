@@ -124,12 +124,13 @@ static bool has_narrow_window(const fa_problem *p, const fa_variant *v)
            right < rows - p->window_left;
 }
 
-/* The time of a row in query tiles of 128 relative to tiles of 192, at head dim 64 (H200, 44 shapes of 1,024 to 8,000 rows: without a
- * mask 1.11 to 1.16 above 1,500 rows; causal 1.06 to 1.13 above 2,048 rows, 1.00 to 1.04 below if there are many). */
+/* The time of a row in query tiles of 128 relative to tiles of 192, at head dim 64 (H200, 50 shapes of 1,024 to 8,000 rows: without a
+ * mask 1.11 to 1.16 above 1,500 rows; causal 1.03 to 1.04 to 1,500 rows, 1.00 to 1.08 to 2,048, 1.06 to 1.13 above). */
 static double slowness_of_fewer(const fa_problem *p, int64_t tiles, const fa_cuda_device *device)
 {
-    const int64_t long_row = 2048, many = 16;
+    const int64_t short_row = 1536, long_row = 2048, many = 16;
     if (!p->causal) return 1.13;
+    if (p->rows_q <= short_row) return 1.03;
     return p->rows_q > long_row || p->batch_invariant || tiles < many * device->multiprocessors
                ? 1.08
                : 1.03;
@@ -294,9 +295,9 @@ static const fa_variant *find_variant(const fa_problem *p, int first, int end, i
 
 static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
 
-/* Whether nearly all query tiles see equally many keys, because of a window: pairs balance nothing then, but their number is not that
- * of full rounds (H200, us, pairs and work tiles: 28 heads of 4,096 rows of 128, window 128, 53, 40; 12 of 7,006 rows of 192, window
- * 116, 62, 42). */
+/* Whether a window leaves nearly all query tiles equally many keys. Pairs balance nothing then, and a balanced schedule takes longer
+ * to compute than they last (H200, us, with and without pairs: 8 heads of 8,449 rows of 64, window 126, 44.5, 21.7; 28 of 4,096 of
+ * 128, 128, 54, 38; 12 of 7,006 of 192, 116, 62, 40). */
 static bool has_equal_tiles(const fa_problem *p, const fa_variant *v)
 {
     return p->window_left >= 0 && p->window_left < p->n_k / 4 - count_queries(v) &&
@@ -363,7 +364,7 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
 {
     const double enough = 64 * 128 * 64; /* key tiles times queries times columns, of a block */
     const int64_t heads = count_heads(p), blocks = l->grid;
-    if (!wants_balance(p, l)) return 0;
+    if (!wants_balance(p, l) || has_equal_tiles(p, &fa_variants[l->variant])) return 0;
     const int64_t balanced = count_last_heads(l, 2 * blocks);
     const int64_t pairs = count_pairs(heads - balanced, l->tiles);
     const fa_variant *v = &fa_variants[l->variant];
@@ -382,6 +383,7 @@ static int64_t count_alternating_heads(const fa_problem *p, const fa_cuda_plan_l
     const int64_t blocks = l->grid / l->cluster, tasks = l->tasks,
                   pairs = count_pairs(count_heads(p), l->tiles);
     if (fa_cuda_has_own_lengths(p) || is_wide(&fa_variants[l->variant])) return 0;
+    if (has_equal_tiles(p, &fa_variants[l->variant])) return count_heads(p);
     if (100 * pairs > 96 * fa_cuda_count_tiles(pairs, blocks) * blocks) return 0;
     const int64_t paired_rounds = tasks / (2 * blocks) - 1;
     if (paired_rounds < 1) return count_heads(p);
@@ -437,7 +439,7 @@ void fa_cuda_set_sm90_order(const fa_problem *p, const fa_cuda_plan_launch *l,
         if (!own_lengths) params->alternating_heads = (int32_t)count_last_heads(l, 2 * takers);
         return;
     }
-    if (!may_pair(p) || has_equal_tiles(p, &fa_variants[l->variant])) return;
+    if (!may_pair(p)) return;
     params->by_pairs = fa_reciprocal_of(l->tiles % 2 ? l->tiles : l->tiles / 2);
     params->task_kind = FA_SM90_CAUSAL_PAIRS;
     const int64_t balanced = count_balanced_heads(p, l);

@@ -608,18 +608,21 @@ static void test_query_tiles(void)
 static void test_order_of_windows(void)
 {
     static const struct {
-        int64_t window;
-        int kind;
-    } cases[] = {{-1, FA_SM90_CAUSAL_PAIRS}, {2000, FA_SM90_CAUSAL_PAIRS}, {127, FA_SM90_WORK_TILES}};
+        int64_t heads, rows, d, window;
+        bool paired;
+    } cases[] = {{28, 4096, 128, -1, true},   {28, 4096, 128, 2000, true}, {28, 4096, 128, 127, false},
+                 {20, 8449, 64, -1, true},    {20, 8449, 64, 4000, true},  {20, 8449, 64, 125, false},
+                 {12, 7006, 192, 115, false}, {8, 8192, 320, 127, true}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_mapped(28, 4096, 128, 128);
+        fa_problem p = make_mapped(cases[i].heads, cases[i].rows, cases[i].d, cases[i].d);
         p.causal = true;
         p.window_left = cases[i].window;
         const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &p, &devices[H200]);
         fa_sm90_params params;
         fa_cuda_set_sm90_order(&p, &plan.launches[0], &params);
-        CHECK(params.task_kind == cases[i].kind, "window %d: kind %d", (int)cases[i].window,
-              (int)params.task_kind);
+        CHECK((params.tasks > 0) == cases[i].paired, "case %zu: %d pairs", i, (int)params.tasks);
+        CHECK(cases[i].paired || params.alternating_heads == cases[i].heads, "case %zu: %d heads",
+              i, (int)params.alternating_heads);
     }
 }
 
