@@ -967,9 +967,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     const shape s = find_shape(p, v, &paces->parts),
                 alone = find_shape(p, &fa_variants[plain.launches[0].variant], &paces->plain);
     const double others = plain_seconds(p, &plain.launches[0]);
-    double in_rounds = average_seconds(&alone, blocks);
-    if (p->window_left >= 0) in_rounds = fmin(in_rounds, others); /* its last round may have shorter tiles */
-    if (others > gain * shared || in_rounds > gain * whole) return false;
+    if (others > gain * shared || average_seconds(&alone, blocks) > gain * whole) return false;
     return !few || others <= gain * ideal_seconds(&s, blocks) ||
            others <= gain * choose_length(&s, device).seconds;
 }
