@@ -124,10 +124,31 @@ static bool has_narrow_window(const fa_problem *p, const fa_variant *v)
            right < rows - p->window_left;
 }
 
-/* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.
- * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a causal
- * mask hides more of a larger tile (measured on an H200), unless the larger ones need one round of blocks, and the smaller
- * ones two. */
+/* The time of a row in query tiles of 128 relative to tiles of 192, at head dim 64 (H200, 50 shapes of 1,024 to 8,000 rows: without a
+ * mask 1.11 to 1.16 above 1,500 rows; causal 1.03 to 1.04 to 1,500 rows, 1.00 to 1.08 to 2,048, 1.06 to 1.13 above). */
+static double slowness_of_fewer(const fa_problem *p, int64_t tiles, const fa_cuda_device *device)
+{
+    const int64_t short_row = 1536, long_row = 2048, many = 16;
+    if (!p->causal) return 1.13;
+    if (p->rows_q <= short_row) return 1.03;
+    return p->rows_q > long_row || p->batch_invariant || tiles < many * device->multiprocessors
+               ? 1.08
+               : 1.03;
+}
+
+/* Rows that are computed at head dim 64, with those behind the last query. Work tiles that are equal need whole rounds of blocks. */
+static double count_computed_rows(const fa_problem *p, const fa_variant *v,
+                                  const fa_cuda_device *device)
+{
+    const int64_t tiles = count_heads(p) * count_tiles(p, v), blocks = device->multiprocessors;
+    const bool rounds = !p->causal && !p->batch_invariant && !fa_cuda_has_own_lengths(p);
+    return (double)((rounds ? fa_cuda_count_tiles(tiles, blocks) * blocks : tiles) *
+                    count_queries(v));
+}
+
+/* Larger tiles of queries keep more warps busy, so they are used even if they compute some more rows. For few queries smaller tiles
+ * are better: the fixed work of a tile takes a larger share there, and a causal mask hides more of a larger tile (measured on an
+ * H200), unless the larger ones need one round of blocks, and the smaller ones two. */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more, const fa_cuda_device *device)
 {
@@ -138,8 +159,12 @@ static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
         !fits_one_round(p, fewer, device))
         return false;
     if (p->rows_q <= (p->causal && is_float32(fewer) ? 2048 : 1024)) return true;
-    return 32 * count_tiles(p, more) * count_queries(more) >
-           33 * count_tiles(p, fewer) * count_queries(fewer);
+    if (is_float32(fewer))
+        return 32 * count_tiles(p, more) * count_queries(more) >
+               33 * count_tiles(p, fewer) * count_queries(fewer);
+    const double slowness =
+        slowness_of_fewer(p, count_heads(p) * count_tiles(p, fewer), device);
+    return slowness * count_computed_rows(p, fewer, device) < count_computed_rows(p, more, device);
 }
 
 /* ---- Maps ------------------------------------------------------------------------------------ */
@@ -270,6 +295,15 @@ static const fa_variant *find_variant(const fa_problem *p, int first, int end, i
 
 static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
 
+/* Whether a window leaves nearly all query tiles equally many keys. Pairs balance nothing then, and a balanced schedule takes longer
+ * to compute than they last (H200, us, with and without pairs: 8 heads of 8,449 rows of 64, window 126, 44.5, 21.7; 28 of 4,096 of
+ * 128, 128, 54, 38; 12 of 7,006 of 192, 116, 62, 40). */
+static bool has_equal_tiles(const fa_problem *p, const fa_variant *v)
+{
+    return p->window_left >= 0 && p->window_left < p->n_k / 4 - count_queries(v) &&
+           !fa_cuda_has_own_lengths(p);
+}
+
 /* The causal pairs of so many heads: with an odd number of work tiles, two heads share one for their middle tiles. */
 static int64_t count_pairs(int64_t heads, int64_t tiles) { return (heads * tiles + 1) / 2; }
 
@@ -330,7 +364,7 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
 {
     const double enough = 64 * 128 * 64; /* key tiles times queries times columns, of a block */
     const int64_t heads = count_heads(p), blocks = l->grid;
-    if (!wants_balance(p, l)) return 0;
+    if (!wants_balance(p, l) || has_equal_tiles(p, &fa_variants[l->variant])) return 0;
     const int64_t balanced = count_last_heads(l, 2 * blocks);
     const int64_t pairs = count_pairs(heads - balanced, l->tiles);
     const fa_variant *v = &fa_variants[l->variant];
@@ -349,6 +383,7 @@ static int64_t count_alternating_heads(const fa_problem *p, const fa_cuda_plan_l
     const int64_t blocks = l->grid / l->cluster, tasks = l->tasks,
                   pairs = count_pairs(count_heads(p), l->tiles);
     if (fa_cuda_has_own_lengths(p) || is_wide(&fa_variants[l->variant])) return 0;
+    if (has_equal_tiles(p, &fa_variants[l->variant])) return count_heads(p);
     if (100 * pairs > 96 * fa_cuda_count_tiles(pairs, blocks) * blocks) return 0;
     const int64_t paired_rounds = tasks / (2 * blocks) - 1;
     if (paired_rounds < 1) return count_heads(p);

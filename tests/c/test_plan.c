@@ -528,11 +528,11 @@ static void test_short_rows(void)
                  {64, 128, 2049, false, false, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
                  {64, 128, 129, false, true, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
                  {64, 128, 128, true, false, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
-                 {64, 2048, 2048, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
-                 {64, 4096, 4096, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
+                 {64, 2048, 2048, false, false, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
+                 {64, 4096, 4096, false, false, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
                  {64, 5000, 5000, false, true, 127, FA_VARIANT_forward_sm90_d64_tracked_bf16},
                  {64, 5000, 5000, false, true, 255, FA_VARIANT_forward_sm90_d64_bf16},
-                 {64, 5000, 5000, false, false, 100, FA_VARIANT_forward_sm90_d64_bf16},
+                 {64, 5000, 5000, false, false, 100, FA_VARIANT_forward_sm90_d64_two_bf16},
                  {80, 1024, 512, false, false, -1, FA_VARIANT_forward_sm90_d80_bf16},
                  {80, 1024, 513, false, false, -1, FA_VARIANT_forward_sm90_d80_two_bf16},
                  {96, 1024, 512, false, false, -1, FA_VARIANT_forward_sm90_d96_bf16},
@@ -578,6 +578,51 @@ static void test_one_round(void)
         p.causal = true;
         p.batch_invariant = cases[i].invariant;
         expect_variant(&p, &devices[H200], cases[i].variant);
+    }
+}
+
+/* On Hopper at head dim 64 the size of query tiles follows from rounds of blocks, or from the rows behind the last query. */
+static void test_query_tiles(void)
+{
+    static const struct {
+        int64_t heads, rows;
+        bool causal, invariant;
+        bool fewer;
+    } cases[] = {{40, 2048, false, false, true},   {40, 2048, false, true, false},
+                 {128, 4096, false, false, false}, {72, 2143, false, false, false},
+                 {180, 2882, false, false, false}, {64, 6559, false, false, false},
+                 {24, 3287, true, false, false},   {128, 4096, true, false, false},
+                 {256, 2048, true, false, true},   {64, 2048, true, false, false},
+                 {256, 2048, true, true, false},   {66, 2500, true, false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_mapped(cases[i].heads, cases[i].rows, 64, 64);
+        p.causal = cases[i].causal;
+        p.batch_invariant = cases[i].invariant;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &p, &devices[H200]);
+        const bool fewer = FA_SM90_QUERIES(fa_variants[plan.launches[0].variant].consumers) == 128;
+        CHECK(fewer == cases[i].fewer, "case %zu: %s", i, name_of(&plan));
+    }
+}
+
+/* Causal pairs balance the work of blocks, unless a narrow window leaves all query tiles the same work. */
+static void test_order_of_windows(void)
+{
+    static const struct {
+        int64_t heads, rows, d, window;
+        bool paired;
+    } cases[] = {{28, 4096, 128, -1, true},   {28, 4096, 128, 2000, true}, {28, 4096, 128, 127, false},
+                 {20, 8449, 64, -1, true},    {20, 8449, 64, 4000, true},  {20, 8449, 64, 125, false},
+                 {12, 7006, 192, 115, false}, {8, 8192, 320, 127, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_mapped(cases[i].heads, cases[i].rows, cases[i].d, cases[i].d);
+        p.causal = true;
+        p.window_left = cases[i].window;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &p, &devices[H200]);
+        fa_sm90_params params;
+        fa_cuda_set_sm90_order(&p, &plan.launches[0], &params);
+        CHECK((params.tasks > 0) == cases[i].paired, "case %zu: %d pairs", i, (int)params.tasks);
+        CHECK(cases[i].paired || params.alternating_heads == cases[i].heads, "case %zu: %d heads",
+              i, (int)params.alternating_heads);
     }
 }
 
@@ -1857,6 +1902,8 @@ int main(void)
     test_packed();
     test_short_rows();
     test_one_round();
+    test_query_tiles();
+    test_order_of_windows();
     test_packed_shapes();
     test_causal_orders();
     test_packed_shares();
