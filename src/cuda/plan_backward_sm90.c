@@ -1428,12 +1428,12 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
                   percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
     const bool narrow = is_narrow(p);
     if (!has_last_shares(p, device) || 3 * p->rows_q < 2 * p->rows_k) return true;
-    if (!narrow && !is_above_96(p)) return true;
+    if (!narrow && !is_above_96(p) && !is_ordered(p)) return true;
     if (has_window(p)) return is_slow_window_rounding(p, percent);
     if (!p->causal && p->window_right >= 0) return true;
     if (has_groups(p)) return is_slow_group_rounding(p, tiles, percent);
     if (narrow) return is_slow_narrow_rounding(p, tiles, percent);
-    if (is_ordered(p)) return tiles > (p->causal ? 28 : 8);
+    if (is_ordered(p) && tiles <= (p->causal ? 28 : 8)) return false;
     if (p->causal)
         return tiles > 28 || percent < (tiles <= 4    ? 0
                                         : tiles <= 8  ? 150
