@@ -1585,6 +1585,10 @@ static void test_order(void)
     const int one = FIND(&plan, backward_sm90)->variant;
     CHECK(!fa_variants[any].ordered && fa_variants[one].ordered && fa_variants[one].head_dim == 128,
           "%s, and in one order %s", fa_variants[any].name, fa_variants[one].name);
+    p.d = p.d_v = 96;
+    plan = plan_apart(&p);
+    const fa_variant *narrow = &fa_variants[FIND(&plan, backward_sm90)->variant];
+    CHECK(narrow->ordered && narrow->columns == 96, "%s", narrow->name);
 
     p = make_half_backward(4, 16, 4096);
     p.batch_invariant = true;
@@ -1910,7 +1914,7 @@ static void test_rounding(void)
         {16, 16, 2048, 2048, false, false, false}, {30, 4, 512, 768, false, false, true},
         {30, 4, 256, 1024, true, false, false},    {30, 4, 2048, 512, false, false, true},
         {15, 4, 300, 300, false, true, true},      {4, 16, 4096, 4096, false, true, false},
-        {1, 16, 768, 768, true, true, true}};
+        {1, 16, 768, 768, true, true, true},       {5, 64, 1291, 1291, false, true, true}};
     const fa_cuda_device *device = &devices[H200];
     const fa_cuda_family *family = &fa_cuda_backward_sm90_rounding;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -1936,6 +1940,11 @@ static void test_rounding(void)
     CHECK(plan_of(&p, device).family != family, "blocks share keys");
     p.heads_kv = 8, p.d = p.d_v = 96;
     CHECK(plan_of(&p, device).family != family, "96 columns");
+    p.deterministic = true;
+    const fa_cuda_plan narrow = plan_of(&p, device);
+    CHECK(narrow.family == family && fa_variants[narrow.launches[1].variant].columns == 96,
+          "96 columns, one order");
+    p.deterministic = false;
     p.d = p.d_v = 104, p.causal = true;
     CHECK(plan_of(&p, device).family == family, "104 columns");
     p.dq = somewhere, p.dq.stride[0] += 4;
@@ -2037,7 +2046,7 @@ static void test_narrow_rounding(void)
         {1, 32, 16384, 64, true, true, false, 0},  {64, 32, 256, 64, false, false, true, 0},
         {1, 79, 300, 64, false, false, false, 0},  {32, 32, 512, 64, false, false, true, 0},
         {16, 32, 1024, 64, false, false, true, 0}, {8, 32, 2048, 64, false, false, false, 0},
-        {8, 32, 2048, 64, false, true, true, 0},   {16, 32, 1024, 96, true, true, false, 0}};
+        {8, 32, 2048, 64, false, true, true, 0}};
     const fa_cuda_device *device = &devices[H200];
     const fa_cuda_family *family = &fa_cuda_backward_sm90_rounding;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
