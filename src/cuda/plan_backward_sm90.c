@@ -560,22 +560,24 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
 static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
                         const fa_cuda_device *device, double *us)
 {
-    enum { MOST_ROUNDS_OF_ALL_HEADS = 4 }; /* more would take twice the workspace of others */
+    /* More would take twice the workspace of others. */
+    const int64_t most_of_all_heads = (is_wide(v) ? 12 : 4) * count_takers(v, device);
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   takers = count_takers(v, device);
     if (v->rounding) return 1; /* has_last_shares */
     /* With a bias there may be a dbias, of which fa_workspace_size does not know. */
     if (tasks == 0 || p->batch_invariant || p->bias.data || fa_cuda_has_own_lengths(p) ||
-        (is_ordered(p) && !has_few_undivided(p, tasks, takers)))
+        (is_ordered(p) && !is_wide(v) && !has_few_undivided(p, tasks, takers)))
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
     for (int64_t splits = 2; splits <= group; splits++) {
         if ((group % splits && !can_be_uneven(v)) ||
-            (2 * splits > group + 1 && tasks * splits > MOST_ROUNDS_OF_ALL_HEADS * takers))
+            (2 * splits > group + 1 && tasks * splits > most_of_all_heads))
             continue;
         const double time = splits_us(p, v, tasks, splits, device);
-        if (time < least) best = splits, least = time;
+        const double gain = 2 * splits > group + 1 && tasks * splits > 4 * takers ? 0.97 : 1.0;
+        if (time < gain * least) best = splits, least = time;
     }
     if (us) *us = least;
     return (int)best;
@@ -678,6 +680,20 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
 }
 
+/* The most queries of a sequence. */
+static int64_t count_sequence_rows(const fa_problem *p)
+{
+    return p->cu_seqlens_q && p->max_q < p->rows_q ? p->max_q : p->rows_q;
+}
+
+/* The most key tiles of a sequence. Of packed ones the queries say it, which have as many rows or nearly so. */
+static int64_t count_sequence_tiles(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const int64_t tiles = fa_cuda_count_tiles(count_sequence_rows(p), FA_BACKWARD_SM90_KEYS);
+    return p->cu_seqlens_q && p->cu_seqlens_k && tiles < l->tiles ? clamp(tiles, 1, l->tiles)
+                                                                  : l->tiles;
+}
+
 /* Queries of a head that see a key of some four key tiles, which blocks go through at the same time, where there is a window. */
 static int64_t count_rows_together(const fa_problem *p)
 {
@@ -706,7 +722,8 @@ static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t 
     /* H200, head dim 128, full, n 512, 32 query heads of 8 key heads: 4, 16, 25 and 67 of these 1.05, 1.08, 1.10, 0.95. */
     const int64_t heads =
         v->rounding == 2 && !v->persistent && !p->causal ? p->heads_q / p->heads_kv : 1;
-    const int64_t rows = turns_in_window(p, v) ? count_rows_together(p) : p->rows_q,
+    const int64_t all = is_wide(v) ? p->rows_q : count_sequence_rows(p);
+    const int64_t rows = turns_in_window(p, v) ? count_rows_together(p) : all,
                   bytes = heads * rows * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
     return bytes > 0 ? l2_bytes / bytes : INT64_MAX;
 }
@@ -717,6 +734,15 @@ static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t 
 static bool takes_causal_groups(const fa_problem *p, const fa_variant *v)
 {
     return v->rounding == 2 && has_groups(p) && p->causal && !has_window(p);
+}
+
+/* Whether head dim 64 without a mask has at most eight rounds of blocks. Those of a head begin one step of a store warp after the other, and
+ * that counts here (H200, n 2,406, 48 heads, 6.9 rounds, 16 and 24 heads in turn 0.972, 0.989; n 2,048, 128 heads, 15.5 rounds 1.00, 0.98). */
+static bool has_few_narrow_rounds(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                  const fa_cuda_device *device)
+{
+    const fa_variant *v = &fa_variants[l->variant];
+    return is_full(p) && v->persistent && !is_wide(v) && l->tasks <= 8 * device->multiprocessors;
 }
 
 /* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
@@ -732,7 +758,9 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
 {
     const fa_variant *v = &fa_variants[l->variant];
     if (l->tasks == 0) return 1;
-    const int64_t half = (l->tiles + 1) / 2, some = turns_in_window(p, v) ? 4 : 8,
+    const int64_t tiles = is_wide(v) ? l->tiles : count_sequence_tiles(p, l);
+    const int64_t half = (tiles + 1) / 2,
+                  some = turns_in_window(p, v) || has_few_narrow_rounds(p, l, device) ? 4 : 8,
                   at_once = half < some ? half : some;
     const int64_t heads = l->tasks / l->tiles, wanted = count_takers(v, device) / at_once + 1;
     const bool takes_all = v->ordered && !v->persistent && !is_wide(v);
@@ -816,6 +844,7 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t heads = l->tasks / l->tiles;
     const fa_variant *v = &fa_variants[l->variant];
     if (has_groups(p) && takes_heads_in_turn(v)) return 0; /* hardly any block waits */
+    if (!is_wide(v) && l->tiles >= 8 * count_sequence_tiles(p, l)) return heads;
     const int64_t busy = (count_takers(v, device) + l->tiles - 1) / l->tiles;
     const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3);
     const int64_t left =
@@ -849,7 +878,7 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
  * 1.00; a window of 1,024 keys 0.92, 0.84). */
 static bool counts_pairs(const fa_problem *p, int64_t q_tiles)
 {
-    return q_tiles >= (fa_cuda_shrinks(p) ? 128 : 64) && p->window_left < 0;
+    return q_tiles >= (fa_cuda_shrinks(p) ? 128 : 44) && p->window_left < 0;
 }
 
 /* The order also makes an item's sums independent of the batch. tiles_ahead: for 8 query tiles' time a persistent block describes
@@ -1372,7 +1401,7 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
  * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00). */
 static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
-    if (is_ordered(p)) return tiles > (p->causal ? 64 : 16) || (tiles == 2 && percent < 500);
+    if (is_ordered(p)) return tiles > (p->causal ? 64 : 24) || (tiles == 2 && percent < 500);
     if (p->causal)
         return tiles > 16 || percent < (tiles == 2    ? 500
                                         : tiles <= 4  ? 100
@@ -1392,7 +1421,7 @@ static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
     const bool few = narrow && ordered && p->heads_q <= 4 * p->heads_kv;
     if (has_groups(p) && !ordered && percent < 200) return true; /* blocks that share keys */
     if (has_groups(p) && seen > 4 && !few) return true;
-    if (ordered) return seen > (narrow ? 64 : 20);
+    if (ordered) return !narrow && seen > 20;
     return seen > (narrow || percent < 100 ? 6 : 10);
 }
 
@@ -1428,7 +1457,6 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
                   percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
     const bool narrow = is_narrow(p);
     if (!has_last_shares(p, device) || 3 * p->rows_q < 2 * p->rows_k) return true;
-    if (!narrow && !is_above_96(p) && !is_ordered(p)) return true;
     if (has_window(p)) return is_slow_window_rounding(p, percent);
     if (!p->causal && p->window_right >= 0) return true;
     if (has_groups(p)) return is_slow_group_rounding(p, tiles, percent);
