@@ -553,6 +553,29 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
            !fa_cuda_has_own_lengths(p) && !p->batch_invariant;
 }
 
+/* Whether each query head of a group has its own blocks where sums have one order, at head dims of 97 to 128 and in large groups of
+ * 65 to 128: in long causal rows. Such blocks ascend and hardly wait, and sums of dK and dV cost little beside them. (H200, head dim 128, rate
+ * over that of any order, whole groups that round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.89, 0.956, n 16k 0.87, 0.974; 64/8, n 8k 0.87,
+ * 0.957; 32/8, n 8k 0.963, 0.948, n 16k 0.963, 1.055; 16/4, n 16k 0.905, 0.925; 16/2, 2 x 16k 0.88, 1.055; head dim 96, 32/8, n 16k 0.974, 0.940. Head
+ * dim 64, 32/8, n 16k 0.945, 0.928.) */
+static bool splits_whole_groups(const fa_problem *p)
+{
+    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1, tiles = count_key_tiles(p);
+    if (!is_ordered(p) || !fa_cuda_shrinks(p) || is_narrow(p) || p->d > 128 || p->d_v > 128 ||
+        p->batch_invariant || find_options(p) || fa_cuda_has_own_lengths(p))
+        return false;
+    return (group >= 7 && tiles >= 48) || (group >= 4 && tiles >= 96 && is_above_96(p));
+}
+
+/* Whether the model chooses splits where sums have one order: for wide heads, for few blocks of undivided groups, and without a mask above head dim
+ * 64 (28/4 heads of 96, n 2,520, 3.03 rounds of whole groups: 0.84 of any order). */
+static bool has_modelled_order(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                               int64_t takers)
+{
+    const bool full = !p->causal && !has_window(p) && p->window_right < 0;
+    return is_wide(v) || has_few_undivided(p, tasks, takers) || (full && !is_narrow(p));
+}
+
 /* Blocks among which the query heads of a group are split. With 90 shapes of 20 to 670 key tiles and groups of 2 to 8 heads (H200),
  * the choice takes 1.005 times as long as the best in the geometric mean; by the number of key tiles alone, at most half of a
  * group's heads, 1.09 and up to 2.2. In one order of sums, with a bias, and if lengths are on the device, that number decides. us: the
@@ -565,9 +588,10 @@ static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   takers = count_takers(v, device);
     if (v->rounding) return 1; /* has_last_shares */
+    if (!is_wide(v) && splits_whole_groups(p)) return (int)group;
     /* With a bias there may be a dbias, of which fa_workspace_size does not know. */
     if (tasks == 0 || p->batch_invariant || p->bias.data || fa_cuda_has_own_lengths(p) ||
-        (is_ordered(p) && !is_wide(v) && !has_few_undivided(p, tasks, takers)))
+        (is_ordered(p) && !has_modelled_order(p, v, tasks, takers)))
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
@@ -680,6 +704,8 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
 }
 
+static bool is_packed(const fa_problem *p) { return p->cu_seqlens_q && p->cu_seqlens_k; }
+
 /* The most queries of a sequence. */
 static int64_t count_sequence_rows(const fa_problem *p)
 {
@@ -690,8 +716,7 @@ static int64_t count_sequence_rows(const fa_problem *p)
 static int64_t count_sequence_tiles(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     const int64_t tiles = fa_cuda_count_tiles(count_sequence_rows(p), FA_BACKWARD_SM90_KEYS);
-    return p->cu_seqlens_q && p->cu_seqlens_k && tiles < l->tiles ? clamp(tiles, 1, l->tiles)
-                                                                  : l->tiles;
+    return is_packed(p) && tiles < l->tiles ? clamp(tiles, 1, l->tiles) : l->tiles;
 }
 
 /* Queries of a head that see a key of some four key tiles, which blocks go through at the same time, where there is a window. */
@@ -819,6 +844,10 @@ static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_
 {
     const fa_variant *v = &fa_variants[l->variant];
     if (l->tasks == 0) return 1;
+    if (is_packed(p) && !is_wide(v)) {
+        const int64_t takers = count_takers(v, device), tiles = count_sequence_tiles(p, l);
+        return v->persistent ? clamp(2 * takers / tiles, 8, 32) : clamp(takers / 2 / tiles, 2, 8);
+    }
     const int64_t busy = v->persistent ? count_heads_of_rounds(l, device, 200) : 0;
     const bool longer = busy > 4 && p->heads_q == p->heads_kv;
     const int64_t most = is_wide(v) ? find_wide_together(v, l->tiles)
@@ -844,7 +873,7 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t heads = l->tasks / l->tiles;
     const fa_variant *v = &fa_variants[l->variant];
     if (has_groups(p) && takes_heads_in_turn(v)) return 0; /* hardly any block waits */
-    if (!is_wide(v) && l->tiles >= 8 * count_sequence_tiles(p, l)) return heads;
+    if (is_packed(p) && !is_wide(v) && l->tasks >= 6 * count_takers(v, device)) return heads;
     const int64_t busy = (count_takers(v, device) + l->tiles - 1) / l->tiles;
     const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3);
     const int64_t left =
@@ -1319,8 +1348,9 @@ static bool has_enough_blocks(const fa_problem *p, const fa_cuda_device *device)
 {
     const int64_t tasks = count_key_tiles(p) * p->heads_kv * p->batch;
     if (is_ordered(p) && has_few_undivided(p, tasks, device->multiprocessors)) return false;
+    if (splits_whole_groups(p)) return false;
     if (fa_cuda_count_splits(p, tasks, device->multiprocessors) == 1) return true;
-    return is_ordered(p) && p->causal && !has_window(p) &&
+    return (is_ordered(p) || count_key_tiles(p) <= 8) && p->causal && !has_window(p) &&
            10 * tasks >= 19 * device->multiprocessors;
 }
 
@@ -1401,7 +1431,7 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
  * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00). */
 static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
-    if (is_ordered(p)) return tiles > (p->causal ? 64 : 24) || (tiles == 2 && percent < 500);
+    if (is_ordered(p)) return tiles > (p->causal ? 64 : percent < 500 ? 32 : 24) || (tiles == 2 && percent < 500);
     if (p->causal)
         return tiles > 16 || percent < (tiles == 2    ? 500
                                         : tiles <= 4  ? 100
