@@ -873,6 +873,8 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t heads = l->tasks / l->tiles;
     const fa_variant *v = &fa_variants[l->variant];
     if (has_groups(p) && takes_heads_in_turn(v)) return 0; /* hardly any block waits */
+    /* Their long blocks do not come last (rate over that of any order, before and now: 450 sequences of some 343 rows, 4/2 heads of 96, 0.88 and
+     * 1.01; 40 of 800, 16/4, 0.84 and 1.046; 6 of 5,000, 8 heads of 128, 0.94 and 0.99). */
     if (is_packed(p) && !is_wide(v) && l->tasks >= 6 * count_takers(v, device)) return heads;
     const int64_t busy = (count_takers(v, device) + l->tiles - 1) / l->tiles;
     const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3);
@@ -903,8 +905,8 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
 }
 
 /* Whether two tiles of dQ are counted together. In long rows that is faster, in shorter ones blocks wait longer for each other
- * (head dim 64, rate over that of sums in any order, without and with: n 4k full 0.96, 0.98; causal n 2k 0.97, 0.90, n 16k 0.96,
- * 1.00; a window of 1,024 keys 0.92, 0.84). */
+ * (head dim 64, rate over that of sums in any order, without and with: n 4k full 0.96, 0.98, n 3,200 0.943, 0.992, n 2,700 0.945, 0.976; causal n 2k
+ * 0.97, 0.90, n 16k 0.96, 1.00; a window of 1,024 keys 0.92, 0.84). */
 static bool counts_pairs(const fa_problem *p, int64_t q_tiles)
 {
     return q_tiles >= (fa_cuda_shrinks(p) ? 128 : 44) && p->window_left < 0;
@@ -1428,7 +1430,8 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
  * to 1.18; 12, 1.2 rounds 0.86, 1.8 to 16 1.01 to 1.07; 16, 1.8 rounds 0.96, 3 to 16 1.00 to 1.05; 24 and 32 0.84 to 1.04. Full, 2 key tiles, 3
  * rounds 0.91, 6 to 32 1.02 to 1.16; 3, 1.8 rounds 0.98 to 1.00, 3 to 32 1.01 to 1.07; 4, 3 rounds 0.98, 6 to 32 1.01 to 1.05; 5, 6 rounds
  * 0.98, 16 and 32 1.05; 8, 3 to 32 rounds 1.00 to 1.02; 16 0.87 to 0.99. Where sums must have one order, others are slower (with one key/value
- * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00). */
+ * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00; full, rate over that of any order, others and this: n 2,406 0.925,
+ * 0.972, n 2,700 0.945, 0.985, n 3,200 0.992, 0.971, with 3.9 rounds n 4k 0.91, 0.936). */
 static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
     if (is_ordered(p)) return tiles > (p->causal ? 64 : percent < 500 ? 32 : 24) || (tiles == 2 && percent < 500);
@@ -1441,7 +1444,7 @@ static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t 
 }
 
 /* The same with a window. Rate over that of any order (H200, by the key tiles that a query sees): head dim 64, 2 1.15, 3 1.05 (half a round
- * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87); 128, 2 1.29, 3 1.13 (half a
+ * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87), 65 0.915 (0.857), with four query heads for a key head 0.995 (0.78), 129 0.877 (0.82), 0.975 (0.82); 128, 2 1.29, 3 1.13 (half a
  * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06 (half a round 0.92), 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 64, 3 1.15, 9
  * 1.03, 128, 3 1.14, 9 0.84; seven: 64, 5 0.92 (0.97). */
 static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
