@@ -553,18 +553,21 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
            !fa_cuda_has_own_lengths(p) && !p->batch_invariant;
 }
 
-/* Whether each query head of a group has its own blocks where sums have one order, at head dims of 97 to 128 and in large groups of
- * 65 to 128: in long causal rows. Such blocks ascend and hardly wait, and sums of dK and dV cost little beside them. (H200, head dim 128, rate
- * over that of any order, whole groups that round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.89, 0.956, n 16k 0.87, 0.974; 64/8, n 8k 0.87,
- * 0.957; 32/8, n 8k 0.963, 0.948, n 16k 0.963, 1.055; 16/4, n 16k 0.905, 0.925; 16/2, 2 x 16k 0.88, 1.055; head dim 96, 32/8, n 16k 0.974, 0.940. Head
- * dim 64, 32/8, n 16k 0.945, 0.928.) */
-static bool splits_whole_groups(const fa_problem *p)
+/* Whether each query head of a group has its own blocks where sums have one order: in long causal rows at head dims of 97 to 128. Such
+ * blocks ascend and hardly wait, and sums of dK and dV cost little beside them. (H200, head dim 128, rate over that of any order, whole groups that
+ * round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.90, 0.97, n 16k 0.88, 0.98; 64/8, n 8k 0.88, 0.957; 24/3, 3 x 6,376 0.93, 1.01; 8/1, 2 x 11,986 0.73,
+ * 0.95; 32/8, n 8k 0.963, 0.948, n 16k 0.95, 0.964, n 32k 0.955, 0.984; 16/4, n 16k 0.92, 0.964; 16/2, 2 x 16k 0.87, 0.967; 24/8, n 12,000 0.94, 0.90. Head
+ * dim 96, 32/8, n 16k
+ * 0.974, 0.940, 28/4, n 16k 0.954, 0.917; 64, 32/8, n 16k 0.945, 0.928.) */
+static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t takers)
 {
-    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1, tiles = count_key_tiles(p);
-    if (!is_ordered(p) || !fa_cuda_shrinks(p) || is_narrow(p) || p->d > 128 || p->d_v > 128 ||
-        p->batch_invariant || find_options(p) || fa_cuda_has_own_lengths(p))
+    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
+                  tiles = count_key_tiles(p);
+    if (!is_ordered(p) || !fa_cuda_shrinks(p) || !is_above_96(p) || p->d > 128 || p->d_v > 128 ||
+        p->batch_invariant || find_options(p) || fa_cuda_has_own_lengths(p) ||
+        has_few_undivided(p, tasks, takers))
         return false;
-    return (group >= 7 && tiles >= 48) || (group >= 4 && tiles >= 96 && is_above_96(p));
+    return group >= 4 && tiles >= (group >= 7 ? 40 : 96);
 }
 
 /* Whether the model chooses splits where sums have one order: for wide heads, for few blocks of undivided groups, and without a mask above head dim
@@ -588,7 +591,7 @@ static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   takers = count_takers(v, device);
     if (v->rounding) return 1; /* has_last_shares */
-    if (!is_wide(v) && splits_whole_groups(p)) return (int)group;
+    if (!is_wide(v) && splits_whole_groups(p, tasks, takers)) return (int)group;
     /* With a bias there may be a dbias, of which fa_workspace_size does not know. */
     if (tasks == 0 || p->batch_invariant || p->bias.data || fa_cuda_has_own_lengths(p) ||
         (is_ordered(p) && !has_modelled_order(p, v, tasks, takers)))
@@ -875,7 +878,9 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     if (has_groups(p) && takes_heads_in_turn(v)) return 0; /* hardly any block waits */
     /* Their long blocks do not come last (rate over that of any order, before and now: 450 sequences of some 343 rows, 4/2 heads of 96, 0.88 and
      * 1.01; 40 of 800, 16/4, 0.84 and 1.046; 6 of 5,000, 8 heads of 128, 0.94 and 0.99). */
-    if (is_packed(p) && !is_wide(v) && l->tasks >= 6 * count_takers(v, device)) return heads;
+    if (is_packed(p) && !is_wide(v) && l->tasks >= 2 * count_takers(v, device) &&
+        2 * l->tiles >= 3 * count_sequence_tiles(p, l))
+        return heads;
     const int64_t busy = (count_takers(v, device) + l->tiles - 1) / l->tiles;
     const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3);
     const int64_t left =
@@ -1345,12 +1350,13 @@ static bool has_nested_tiles(const fa_problem *p)
 /* Whether blocks need not share keys, because there are enough of them. Where sums must have one order, two rounds are enough under a causal
  * mask, for blocks that share keys take one head after the other (H200, rate over that of any order, blocks that share keys, and rounding:
  * head dim 128, 1.9 rounds 0.945, 0.941 and 0.968, 0.972, 2.9 0.957, 1.04, 3.9 0.78 to 0.91, 0.875 to 0.96; 64, 1.9 rounds 0.90 to 0.93,
- * 0.95 to 0.97, 2.9 0.90, 1.03, 3.9 0.86 to 0.91, 0.96 to 0.97). */
+ * 0.95 to 0.97, 2.9 0.90, 1.03, 3.9 0.86 to 0.91, 0.96 to 0.97). To eight key tiles rounding is faster than any order (four query heads for a key head, 2.4 to 4.8
+ * rounds 1.13 to 1.44). */
 static bool has_enough_blocks(const fa_problem *p, const fa_cuda_device *device)
 {
     const int64_t tasks = count_key_tiles(p) * p->heads_kv * p->batch;
     if (is_ordered(p) && has_few_undivided(p, tasks, device->multiprocessors)) return false;
-    if (splits_whole_groups(p)) return false;
+    if (splits_whole_groups(p, tasks, device->multiprocessors)) return false;
     if (fa_cuda_count_splits(p, tasks, device->multiprocessors) == 1) return true;
     return (is_ordered(p) || count_key_tiles(p) <= 8) && p->causal && !has_window(p) &&
            10 * tasks >= 19 * device->multiprocessors;
@@ -1430,11 +1436,13 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
  * to 1.18; 12, 1.2 rounds 0.86, 1.8 to 16 1.01 to 1.07; 16, 1.8 rounds 0.96, 3 to 16 1.00 to 1.05; 24 and 32 0.84 to 1.04. Full, 2 key tiles, 3
  * rounds 0.91, 6 to 32 1.02 to 1.16; 3, 1.8 rounds 0.98 to 1.00, 3 to 32 1.01 to 1.07; 4, 3 rounds 0.98, 6 to 32 1.01 to 1.05; 5, 6 rounds
  * 0.98, 16 and 32 1.05; 8, 3 to 32 rounds 1.00 to 1.02; 16 0.87 to 0.99. Where sums must have one order, others are slower (with one key/value
- * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00; full, rate over that of any order, others and this: n 2,406 0.925,
+ * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00; full, rate over that of
+ * any order, others and this: n 2,406 0.925,
  * 0.972, n 2,700 0.945, 0.985, n 3,200 0.992, 0.971, with 3.9 rounds n 4k 0.91, 0.936). */
 static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
-    if (is_ordered(p)) return tiles > (p->causal ? 64 : percent < 500 ? 32 : 24) || (tiles == 2 && percent < 500);
+    if (is_ordered(p))
+        return tiles > (p->causal ? 64 : percent < 500 ? 32 : 24) || (tiles == 2 && percent < 500);
     if (p->causal)
         return tiles > 16 || percent < (tiles == 2    ? 500
                                         : tiles <= 4  ? 100
@@ -1444,14 +1452,17 @@ static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t 
 }
 
 /* The same with a window. Rate over that of any order (H200, by the key tiles that a query sees): head dim 64, 2 1.15, 3 1.05 (half a round
- * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87), 65 0.915 (0.857), with four query heads for a key head 0.995 (0.78), 129 0.877 (0.82), 0.975 (0.82); 128, 2 1.29, 3 1.13 (half a
- * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06 (half a round 0.92), 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 64, 3 1.15, 9
+ * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87), 65 0.915 (0.857), with four query heads for a
+ * key head 0.995 (0.78), 129 0.877 (0.82), 0.975 (0.82); 128, 2 1.29, 3 1.13 (half a
+ * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06 (half a round 0.92), 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 96, 5 0.97
+ * (0.89), 64, 3 1.15, 9
  * 1.03, 128, 3 1.14, 9 0.84; seven: 64, 5 0.92 (0.97). */
 static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
 {
     const int64_t keys = FA_BACKWARD_SM90_KEYS, seen = count_rows_together(p) / keys - 2;
     const bool narrow = is_narrow(p), ordered = is_ordered(p);
-    const bool few = narrow && ordered && p->heads_q <= 4 * p->heads_kv;
+    const bool few =
+        (narrow || (!is_above_96(p) && seen <= 6)) && ordered && p->heads_q <= 4 * p->heads_kv;
     if (has_groups(p) && !ordered && percent < 200) return true; /* blocks that share keys */
     if (has_groups(p) && seen > 4 && !few) return true;
     if (ordered) return !narrow && seen > 20;

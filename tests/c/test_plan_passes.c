@@ -1067,7 +1067,8 @@ static void test_uneven_splits(void)
         int splits;
     } cases[] = {{1, 28, 4, 4096, -1, true, false, 4},  {1, 28, 4, 4096, -1, true, true, 4},
                  {2, 7, 1, 11563, -1, false, false, 4}, {1, 28, 4, 764, 231, true, false, 4},
-                 {1, 28, 4, 8192, -1, true, true, 7},   {4, 28, 4, 2048, -1, true, false, 1}};
+                 {1, 28, 4, 8192, -1, true, true, 7},   {1, 28, 4, 16384, -1, true, true, 7},
+                 {1, 28, 4, 4992, -1, true, true, 4},   {4, 28, 4, 2048, -1, true, false, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
         p.heads_kv = cases[i].heads_kv;
@@ -1599,6 +1600,36 @@ static void test_order(void)
     plan = plan_apart(&p);
     CHECK(plan.family != &fa_cuda_backward_sm90 && strstr(plan.passed_over, "dout.stride[0] is "),
           "%s", plan.passed_over);
+}
+
+/* One order of the sums of dq where sequences are packed: what counts is the longest one. */
+static void test_packed_order(void)
+{
+    static const int32_t starts[1]; /* not read */
+    static const struct {
+        int64_t d, max_q;
+        bool causal;
+        int64_t ascending, together; /* heads: that ascend; of them, or of all, that take turns */
+    } cases[] = {{96, 1600, true, 16, 5},  {96, 800, true, 16, 8},   {64, 800, true, 16, 32},
+                 {64, 4000, true, 16, 8},  {128, 8000, true, 16, 2}, {128, 30000, true, 14, 2},
+                 {96, 1600, false, 0, 16}, {64, 1600, false, 0, 16}, {128, 24000, false, 0, 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(40, 16, 32000);
+        p.d = p.d_v = cases[i].d;
+        p.blocks_q = p.blocks_k = 1;
+        p.cu_seqlens_q = p.cu_seqlens_k = starts;
+        p.max_q = cases[i].max_q;
+        p.causal = cases[i].causal;
+        p.deterministic = true;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *main = &plan.launches[1];
+        const fa_cuda_backward_sm90_launch *l = &main->backward_sm90;
+        CHECK(fa_variants[main->variant].ordered && l->heads_ascending == cases[i].ascending,
+              "case %zu: %lld heads ascend", i, (long long)l->heads_ascending);
+        const int64_t together = p.causal ? l->ascending_together : l->heads_together;
+        CHECK(together == cases[i].together, "case %zu: %lld heads together", i,
+              (long long)together);
+    }
 }
 
 /* Persistent blocks run if head dims are at most 64 or if they are requested, one for each
@@ -2188,6 +2219,7 @@ int main(void)
     test_combine();
     test_wide();
     test_order();
+    test_packed_order();
     test_overlaps();
     test_refusals();
     test_text();
