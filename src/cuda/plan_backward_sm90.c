@@ -553,30 +553,31 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
            !fa_cuda_has_own_lengths(p) && !p->batch_invariant;
 }
 
-/* Whether each query head of a group has its own blocks where sums have one order: in long causal rows at head dims of 97 to 128. Such
+/* Whether each query head of a group has its own blocks where sums have one order: in long causal rows at head dims of 65 to 128. Such
  * blocks ascend and hardly wait, and sums of dK and dV cost little beside them. (H200, head dim 128, rate over that of any order, whole groups that
  * round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.90, 0.97, n 16k 0.88, 0.98; 64/8, n 8k 0.88, 0.957; 24/3, 3 x 6,376 0.93, 1.01; 8/1, 2 x 11,986 0.73,
  * 0.95; 32/8, n 8k 0.963, 0.948, n 16k 0.95, 0.964, n 32k 0.955, 0.984; 16/4, n 16k 0.92, 0.964; 16/2, 2 x 16k 0.87, 0.967; 24/8, n 12,000 0.94, 0.90. Head
  * dim 96, 32/8, n 16k
- * 0.974, 0.940, 28/4, n 16k 0.954, 0.917; 64, 32/8, n 16k 0.945, 0.928.) */
+ * 0.974, 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928.) */
 static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t takers)
 {
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   tiles = count_key_tiles(p);
-    if (!is_ordered(p) || !fa_cuda_shrinks(p) || !is_above_96(p) || p->d > 128 || p->d_v > 128 ||
+    if (!is_ordered(p) || !fa_cuda_shrinks(p) || is_narrow(p) || p->d > 128 || p->d_v > 128 ||
         p->batch_invariant || find_options(p) || fa_cuda_has_own_lengths(p) ||
         has_few_undivided(p, tasks, takers))
         return false;
+    if (!is_above_96(p)) return group >= 7 && tiles >= 40 && tiles < 96;
     return group >= 4 && tiles >= (group >= 7 ? 40 : 96);
 }
 
-/* Whether the model chooses splits where sums have one order: for wide heads, for few blocks of undivided groups, and without a mask above head dim
- * 64 (28/4 heads of 96, n 2,520, 3.03 rounds of whole groups: 0.84 of any order). */
+/* Whether the model chooses splits where sums have one order: for wide heads, for few blocks of undivided groups, and without a mask
+ * (28/4 heads of 96, n 2,520, 3.03 rounds of whole groups: 0.84 of any order, now 0.95; 32/4 of 64, 2 x 8,791, 4.2 rounds 0.84). */
 static bool has_modelled_order(const fa_problem *p, const fa_variant *v, int64_t tasks,
                                int64_t takers)
 {
     const bool full = !p->causal && !has_window(p) && p->window_right < 0;
-    return is_wide(v) || has_few_undivided(p, tasks, takers) || (full && !is_narrow(p));
+    return is_wide(v) || has_few_undivided(p, tasks, takers) || full;
 }
 
 /* Blocks among which the query heads of a group are split. With 90 shapes of 20 to 670 key tiles and groups of 2 to 8 heads (H200),
@@ -849,7 +850,11 @@ static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_
     if (l->tasks == 0) return 1;
     if (is_packed(p) && !is_wide(v)) {
         const int64_t takers = count_takers(v, device), tiles = count_sequence_tiles(p, l);
-        return v->persistent ? clamp(2 * takers / tiles, 8, 32) : clamp(takers / 2 / tiles, 2, 8);
+        const int64_t heads = l->tasks / l->tiles,
+                      wanted = v->persistent ? clamp(2 * takers / tiles, 8, 32)
+                                             : clamp(takers / 2 / tiles, 2, 8),
+                      groups = fa_cuda_count_tiles(heads, wanted);
+        return fa_cuda_count_tiles(heads, groups); /* a last group of one head is slow */
     }
     const int64_t busy = v->persistent ? count_heads_of_rounds(l, device, 200) : 0;
     const bool longer = busy > 4 && p->heads_q == p->heads_kv;
@@ -886,9 +891,11 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t left =
         p->batch_invariant ? 0 : clamp(heads / 2, least, clamp(fit, least, 2 * busy));
     if (heads <= left) return 0;
-    /* Whole groups of wide heads, if there is room for those that are over. */
+    /* Whole groups of wide heads, if there is room for those that are over. Nowhere a group of one head behind others (head dim 96, n 16k, 16 heads, three
+     * left and four together 0.94 of any order, four left 1.00). */
     const int64_t over = (heads - left) % count_ascending_together(p, l, device);
-    const bool adds = is_wide(v) && v->persistent && !p->batch_invariant && heads - left > over &&
+    const bool ragged = is_wide(v) ? v->persistent : !v->persistent && over == 1;
+    const bool adds = ragged && !p->batch_invariant && heads - left > over &&
                       left + over <= count_heads_in(p, v, device->l2_bytes);
     return heads - left - (adds ? over : 0);
 }
@@ -1358,7 +1365,8 @@ static bool has_enough_blocks(const fa_problem *p, const fa_cuda_device *device)
     if (is_ordered(p) && has_few_undivided(p, tasks, device->multiprocessors)) return false;
     if (splits_whole_groups(p, tasks, device->multiprocessors)) return false;
     if (fa_cuda_count_splits(p, tasks, device->multiprocessors) == 1) return true;
-    return (is_ordered(p) || count_key_tiles(p) <= 8) && p->causal && !has_window(p) &&
+    return (is_ordered(p) || count_key_tiles(p) <= 8) && p->causal &&
+           (!has_window(p) || (is_ordered(p) && !is_narrow(p) && !is_above_96(p))) &&
            10 * tasks >= 19 * device->multiprocessors;
 }
 
@@ -1462,7 +1470,7 @@ static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
     const int64_t keys = FA_BACKWARD_SM90_KEYS, seen = count_rows_together(p) / keys - 2;
     const bool narrow = is_narrow(p), ordered = is_ordered(p);
     const bool few =
-        (narrow || (!is_above_96(p) && seen <= 6)) && ordered && p->heads_q <= 4 * p->heads_kv;
+        (narrow || (!is_above_96(p) && seen <= 5)) && ordered && p->heads_q <= 4 * p->heads_kv;
     if (has_groups(p) && !ordered && percent < 200) return true; /* blocks that share keys */
     if (has_groups(p) && seen > 4 && !few) return true;
     if (ordered) return !narrow && seen > 20;
