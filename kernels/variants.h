@@ -712,7 +712,10 @@ END(backward_prepare, sm90)
 FAMILY(backward, sm90)
 VARIANT_16BIT(backward_sm90_d64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90",
               .architecture = 90, .head_dim = 64, .options = 0, .stages = 3)
-/* Rows of 128 columns in shared memory, of which products take 96. */
+/* Rows of 128 columns in shared memory, of which products take 96. The first one: where sums have one order. */
+VARIANT_16BIT(backward_sm90_d96_ordered, .file = "backward_sm90/backward_sm90",
+              .kernel = "backward_sm90", .architecture = 90, .head_dim = 128, .columns = 96,
+              .options = 0, .stages = 3, .static_smem = 512, .ordered = 1)
 VARIANT_16BIT(backward_sm90_d96, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90",
               .architecture = 90, .head_dim = 128, .columns = 96, .options = 0, .stages = 3,
               .static_smem = 512)
@@ -854,10 +857,16 @@ VARIANT_16BIT(backward_sm90_d64_rounding, .file = "backward_sm90/backward_sm90",
               .kernel = "backward_sm90", .architecture = 90, .head_dim = 64, .options = 0,
               .stages = 3, .static_smem = 1024, .ordered = 1, .persistent = 1, .dq_buffers = 3,
               .dq_transposed = 1, .rounding = 2)
+VARIANT_16BIT(backward_sm90_d96_rounding, .file = "backward_sm90/backward_sm90",
+              .kernel = "backward_sm90", .architecture = 90, .head_dim = 128, .columns = 96,
+              .options = 0, .stages = 3, .static_smem = 512, .ordered = 1, .rounding = 1)
 VARIANT_16BIT(backward_sm90_d128_rounding, .file = "backward_sm90/backward_sm90",
               .kernel = "backward_sm90", .architecture = 90, .head_dim = 128, .options = 0,
               .stages = 3, .static_smem = 512, .ordered = 1, .rounding = 1)
 /* Where query heads share keys. */
+VARIANT_16BIT(backward_sm90_d96_rounding_group, .file = "backward_sm90/backward_sm90",
+              .kernel = "backward_sm90", .architecture = 90, .head_dim = 128, .columns = 96,
+              .options = 0, .stages = 3, .static_smem = 512, .ordered = 1, .rounding = 2)
 VARIANT_16BIT(backward_sm90_d128_rounding_group, .file = "backward_sm90/backward_sm90",
               .kernel = "backward_sm90", .architecture = 90, .head_dim = 128, .options = 0,
               .stages = 3, .static_smem = 512, .ordered = 1, .rounding = 2)

@@ -233,7 +233,7 @@ enum {
 
 static_assert(!PERSISTENT || ((!ORDERED || DQ_TOGETHER) && !OPTIONS && STAGES > 2),
               "what its warps do");
-static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store warps take");
+static_assert(!ORDERED || !OPTIONS, "what its store warps take");
 static_assert(!JOINED || (!ORDERED && !OPTIONS && !PERSISTENT), "what its blocks do");
 static_assert(DQ_PARTS == 1 || (!OPTIONS && !PERSISTENT && !JOINED && STAGES == 2),
               "what has been written for it");

@@ -229,6 +229,7 @@ FA_DEVICE void add_loaded_dq(consumer_state *c, int use)
 {
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++) {
+        if (8 * j + DQ_COLUMNS >= COLUMNS && c->number == 1) break;
         const float4 x = c->dq[WARPGROUP * j + dq_buffer(use) / (int)sizeof *c->dq];
         c->dp[4 * j] += x.x;
         c->dp[4 * j + 1] += x.y;

@@ -855,6 +855,13 @@ FA_DEVICE dq_turn find_turn(const fa_backward_sm90_params *s, const block_work *
     return turn;
 }
 
+/* Bytes of the columns of dQ of `consumers` consumers, from the first of them on. The last one may have fewer than its buffer has. */
+FA_DEVICE int dq_bytes(int first, int consumers)
+{
+    const int end = first + consumers == CONSUMERS ? COLUMNS : (first + consumers) * DQ_COLUMNS;
+    return SUM_BYTES / HEAD_DIM * (end - first * DQ_COLUMNS);
+}
+
 /* Waits for dQ of `consumers` consumers, from the first of them on. Adds it to the sums, or stores
  * it if it is the first share, so that the sums need not be cleared. */
 FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, const dq_turn *turn,
@@ -864,8 +871,8 @@ FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, co
     for (int c = first; c < first + consumers; c++)
         ptx_mbarrier_wait(dq_full(pipe->state, c, use), dq_full_parity(use));
     if (!stores) return;
-    put_sums(sums_at(s, turn->number, first), dq_at(pipe, first, use),
-             SUM_BYTES / CONSUMERS * consumers, turn->before == 0);
+    put_sums(sums_at(s, turn->number, first), dq_at(pipe, first, use), dq_bytes(first, consumers),
+             turn->before == 0);
     ptx_bulk_commit();
 }
 
@@ -935,10 +942,11 @@ FA_DEVICE void load_sums(const pipeline *pipe, const fa_backward_sm90_params *s,
         uint64_t *loaded = &state->dq_loaded[c];
         ptx_mbarrier_wait(dq_full(state, c, use - 1), dq_full_parity(use - 1));
         ptx_mbarrier_wait(dq_empty(state, c, use), (use & 1) ^ 1);
-        ptx_mbarrier_arrive_expect(loaded, stores ? DQ_PART : 0);
+        const int bytes = COLUMNS == HEAD_DIM ? DQ_PART : dq_bytes(c, 1);
+        ptx_mbarrier_arrive_expect(loaded, stores ? bytes : 0);
         if (stores)
             ptx_bulk_load(pipe->buffers + DQ_AT + c * DQ_PART, sums_at(s, turn->number, c), loaded,
-                          DQ_PART);
+                          bytes);
     }
 }
 

@@ -553,6 +553,33 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
            !fa_cuda_has_own_lengths(p) && !p->batch_invariant;
 }
 
+/* Whether each query head of a group has its own blocks where sums have one order: in long causal rows at head dims of 65 to 128. Such
+ * blocks ascend and hardly wait, and sums of dK and dV cost little beside them. (H200, head dim 128, rate over that of any order, whole groups that
+ * round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.90, 0.97, n 16k 0.88, 0.98; 64/8, n 8k 0.88, 0.957; 24/3, 3 x 6,376 0.93, 1.01; 8/1, 2 x 11,986 0.73,
+ * 0.95; 32/8, n 8k 0.963, 0.948, n 16k 0.95, 0.964, n 32k 0.955, 0.984; 16/4, n 16k 0.92, 0.964; 16/2, 2 x 16k 0.87, 0.967; 24/8, n 12,000 0.94, 0.90. Head
+ * dim 96, 32/8, n 16k
+ * 0.974, 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928.) */
+static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t takers)
+{
+    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
+                  tiles = count_key_tiles(p);
+    if (!is_ordered(p) || !fa_cuda_shrinks(p) || is_narrow(p) || p->d > 128 || p->d_v > 128 ||
+        p->batch_invariant || find_options(p) || fa_cuda_has_own_lengths(p) ||
+        has_few_undivided(p, tasks, takers))
+        return false;
+    if (!is_above_96(p)) return group >= 7 && tiles >= 40 && tiles < 96;
+    return group >= 4 && tiles >= (group >= 7 ? 40 : 96);
+}
+
+/* Whether the model chooses splits where sums have one order: for wide heads, for few blocks of undivided groups, and without a mask
+ * (28/4 heads of 96, n 2,520, 3.03 rounds of whole groups: 0.84 of any order, now 0.95; 32/4 of 64, 2 x 8,791, 4.2 rounds 0.84). */
+static bool has_modelled_order(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                               int64_t takers)
+{
+    const bool full = !p->causal && !has_window(p) && p->window_right < 0;
+    return is_wide(v) || has_few_undivided(p, tasks, takers) || full;
+}
+
 /* Blocks among which the query heads of a group are split. With 90 shapes of 20 to 670 key tiles and groups of 2 to 8 heads (H200),
  * the choice takes 1.005 times as long as the best in the geometric mean; by the number of key tiles alone, at most half of a
  * group's heads, 1.09 and up to 2.2. In one order of sums, with a bias, and if lengths are on the device, that number decides. us: the
@@ -560,22 +587,25 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
 static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
                         const fa_cuda_device *device, double *us)
 {
-    enum { MOST_ROUNDS_OF_ALL_HEADS = 4 }; /* more would take twice the workspace of others */
+    /* More would take twice the workspace of others. */
+    const int64_t most_of_all_heads = (is_wide(v) ? 12 : 4) * count_takers(v, device);
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   takers = count_takers(v, device);
     if (v->rounding) return 1; /* has_last_shares */
+    if (!is_wide(v) && splits_whole_groups(p, tasks, takers)) return (int)group;
     /* With a bias there may be a dbias, of which fa_workspace_size does not know. */
     if (tasks == 0 || p->batch_invariant || p->bias.data || fa_cuda_has_own_lengths(p) ||
-        (is_ordered(p) && !has_few_undivided(p, tasks, takers)))
+        (is_ordered(p) && !has_modelled_order(p, v, tasks, takers)))
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
     for (int64_t splits = 2; splits <= group; splits++) {
         if ((group % splits && !can_be_uneven(v)) ||
-            (2 * splits > group + 1 && tasks * splits > MOST_ROUNDS_OF_ALL_HEADS * takers))
+            (2 * splits > group + 1 && tasks * splits > most_of_all_heads))
             continue;
         const double time = splits_us(p, v, tasks, splits, device);
-        if (time < least) best = splits, least = time;
+        const double gain = 2 * splits > group + 1 && tasks * splits > 4 * takers ? 0.97 : 1.0;
+        if (time < gain * least) best = splits, least = time;
     }
     if (us) *us = least;
     return (int)best;
@@ -678,6 +708,21 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
 }
 
+static bool is_packed(const fa_problem *p) { return p->cu_seqlens_q && p->cu_seqlens_k; }
+
+/* The most queries of a sequence. */
+static int64_t count_sequence_rows(const fa_problem *p)
+{
+    return p->cu_seqlens_q && p->max_q < p->rows_q ? p->max_q : p->rows_q;
+}
+
+/* The most key tiles of a sequence. Of packed ones the queries say it, which have as many rows or nearly so. */
+static int64_t count_sequence_tiles(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const int64_t tiles = fa_cuda_count_tiles(count_sequence_rows(p), FA_BACKWARD_SM90_KEYS);
+    return is_packed(p) && tiles < l->tiles ? clamp(tiles, 1, l->tiles) : l->tiles;
+}
+
 /* Queries of a head that see a key of some four key tiles, which blocks go through at the same time, where there is a window. */
 static int64_t count_rows_together(const fa_problem *p)
 {
@@ -706,7 +751,8 @@ static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t 
     /* H200, head dim 128, full, n 512, 32 query heads of 8 key heads: 4, 16, 25 and 67 of these 1.05, 1.08, 1.10, 0.95. */
     const int64_t heads =
         v->rounding == 2 && !v->persistent && !p->causal ? p->heads_q / p->heads_kv : 1;
-    const int64_t rows = turns_in_window(p, v) ? count_rows_together(p) : p->rows_q,
+    const int64_t all = is_wide(v) ? p->rows_q : count_sequence_rows(p);
+    const int64_t rows = turns_in_window(p, v) ? count_rows_together(p) : all,
                   bytes = heads * rows * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
     return bytes > 0 ? l2_bytes / bytes : INT64_MAX;
 }
@@ -717,6 +763,15 @@ static int64_t count_heads_in(const fa_problem *p, const fa_variant *v, int64_t 
 static bool takes_causal_groups(const fa_problem *p, const fa_variant *v)
 {
     return v->rounding == 2 && has_groups(p) && p->causal && !has_window(p);
+}
+
+/* Whether head dim 64 without a mask has at most eight rounds of blocks. Those of a head begin one step of a store warp after the other, and
+ * that counts here (H200, n 2,406, 48 heads, 6.9 rounds, 16 and 24 heads in turn 0.972, 0.989; n 2,048, 128 heads, 15.5 rounds 1.00, 0.98). */
+static bool has_few_narrow_rounds(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                  const fa_cuda_device *device)
+{
+    const fa_variant *v = &fa_variants[l->variant];
+    return is_full(p) && v->persistent && !is_wide(v) && l->tasks <= 8 * device->multiprocessors;
 }
 
 /* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
@@ -732,7 +787,9 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
 {
     const fa_variant *v = &fa_variants[l->variant];
     if (l->tasks == 0) return 1;
-    const int64_t half = (l->tiles + 1) / 2, some = turns_in_window(p, v) ? 4 : 8,
+    const int64_t tiles = is_wide(v) ? l->tiles : count_sequence_tiles(p, l);
+    const int64_t half = (tiles + 1) / 2,
+                  some = turns_in_window(p, v) || has_few_narrow_rounds(p, l, device) ? 4 : 8,
                   at_once = half < some ? half : some;
     const int64_t heads = l->tasks / l->tiles, wanted = count_takers(v, device) / at_once + 1;
     const bool takes_all = v->ordered && !v->persistent && !is_wide(v);
@@ -791,6 +848,14 @@ static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_
 {
     const fa_variant *v = &fa_variants[l->variant];
     if (l->tasks == 0) return 1;
+    if (is_packed(p) && !is_wide(v)) {
+        const int64_t takers = count_takers(v, device), tiles = count_sequence_tiles(p, l);
+        const int64_t heads = l->tasks / l->tiles,
+                      wanted = v->persistent ? clamp(2 * takers / tiles, 8, 32)
+                                             : clamp(takers / 2 / tiles, 2, 8),
+                      groups = fa_cuda_count_tiles(heads, wanted);
+        return fa_cuda_count_tiles(heads, groups); /* a last group of one head is slow */
+    }
     const int64_t busy = v->persistent ? count_heads_of_rounds(l, device, 200) : 0;
     const bool longer = busy > 4 && p->heads_q == p->heads_kv;
     const int64_t most = is_wide(v) ? find_wide_together(v, l->tiles)
@@ -816,14 +881,21 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t heads = l->tasks / l->tiles;
     const fa_variant *v = &fa_variants[l->variant];
     if (has_groups(p) && takes_heads_in_turn(v)) return 0; /* hardly any block waits */
+    /* Their long blocks do not come last (rate over that of any order, before and now: 450 sequences of some 343 rows, 4/2 heads of 96, 0.88 and
+     * 1.01; 40 of 800, 16/4, 0.84 and 1.046; 6 of 5,000, 8 heads of 128, 0.94 and 0.99). */
+    if (is_packed(p) && !is_wide(v) && l->tasks >= 2 * count_takers(v, device) &&
+        2 * l->tiles >= 3 * count_sequence_tiles(p, l))
+        return heads;
     const int64_t busy = (count_takers(v, device) + l->tiles - 1) / l->tiles;
     const int64_t least = busy < 2 ? 2 : busy, fit = count_heads_in(p, v, device->l2_bytes / 4 * 3);
     const int64_t left =
         p->batch_invariant ? 0 : clamp(heads / 2, least, clamp(fit, least, 2 * busy));
     if (heads <= left) return 0;
-    /* Whole groups of wide heads, if there is room for those that are over. */
+    /* Whole groups of wide heads, if there is room for those that are over. Nowhere a group of one head behind others (head dim 96, n 16k, 16 heads, three
+     * left and four together 0.94 of any order, four left 1.00). */
     const int64_t over = (heads - left) % count_ascending_together(p, l, device);
-    const bool adds = is_wide(v) && v->persistent && !p->batch_invariant && heads - left > over &&
+    const bool ragged = is_wide(v) ? v->persistent : !v->persistent && over == 1;
+    const bool adds = ragged && !p->batch_invariant && heads - left > over &&
                       left + over <= count_heads_in(p, v, device->l2_bytes);
     return heads - left - (adds ? over : 0);
 }
@@ -845,11 +917,11 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
 }
 
 /* Whether two tiles of dQ are counted together. In long rows that is faster, in shorter ones blocks wait longer for each other
- * (head dim 64, rate over that of sums in any order, without and with: n 4k full 0.96, 0.98; causal n 2k 0.97, 0.90, n 16k 0.96,
- * 1.00; a window of 1,024 keys 0.92, 0.84). */
+ * (head dim 64, rate over that of sums in any order, without and with: n 4k full 0.96, 0.98, n 3,200 0.943, 0.992, n 2,700 0.945, 0.976; causal n 2k
+ * 0.97, 0.90, n 16k 0.96, 1.00; a window of 1,024 keys 0.92, 0.84). */
 static bool counts_pairs(const fa_problem *p, int64_t q_tiles)
 {
-    return q_tiles >= (fa_cuda_shrinks(p) ? 128 : 64) && p->window_left < 0;
+    return q_tiles >= (fa_cuda_shrinks(p) ? 128 : 44) && p->window_left < 0;
 }
 
 /* The order also makes an item's sums independent of the batch. tiles_ahead: for 8 query tiles' time a persistent block describes
@@ -1285,13 +1357,16 @@ static bool has_nested_tiles(const fa_problem *p)
 /* Whether blocks need not share keys, because there are enough of them. Where sums must have one order, two rounds are enough under a causal
  * mask, for blocks that share keys take one head after the other (H200, rate over that of any order, blocks that share keys, and rounding:
  * head dim 128, 1.9 rounds 0.945, 0.941 and 0.968, 0.972, 2.9 0.957, 1.04, 3.9 0.78 to 0.91, 0.875 to 0.96; 64, 1.9 rounds 0.90 to 0.93,
- * 0.95 to 0.97, 2.9 0.90, 1.03, 3.9 0.86 to 0.91, 0.96 to 0.97). */
+ * 0.95 to 0.97, 2.9 0.90, 1.03, 3.9 0.86 to 0.91, 0.96 to 0.97). To eight key tiles rounding is faster than any order (four query heads for a key head, 2.4 to 4.8
+ * rounds 1.13 to 1.44). */
 static bool has_enough_blocks(const fa_problem *p, const fa_cuda_device *device)
 {
     const int64_t tasks = count_key_tiles(p) * p->heads_kv * p->batch;
     if (is_ordered(p) && has_few_undivided(p, tasks, device->multiprocessors)) return false;
+    if (splits_whole_groups(p, tasks, device->multiprocessors)) return false;
     if (fa_cuda_count_splits(p, tasks, device->multiprocessors) == 1) return true;
-    return is_ordered(p) && p->causal && !has_window(p) &&
+    return (is_ordered(p) || count_key_tiles(p) <= 8) && p->causal &&
+           (!has_window(p) || (is_ordered(p) && !is_narrow(p) && !is_above_96(p))) &&
            10 * tasks >= 19 * device->multiprocessors;
 }
 
@@ -1369,10 +1444,13 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
  * to 1.18; 12, 1.2 rounds 0.86, 1.8 to 16 1.01 to 1.07; 16, 1.8 rounds 0.96, 3 to 16 1.00 to 1.05; 24 and 32 0.84 to 1.04. Full, 2 key tiles, 3
  * rounds 0.91, 6 to 32 1.02 to 1.16; 3, 1.8 rounds 0.98 to 1.00, 3 to 32 1.01 to 1.07; 4, 3 rounds 0.98, 6 to 32 1.01 to 1.05; 5, 6 rounds
  * 0.98, 16 and 32 1.05; 8, 3 to 32 rounds 1.00 to 1.02; 16 0.87 to 0.99. Where sums must have one order, others are slower (with one key/value
- * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00). */
+ * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00; full, rate over that of
+ * any order, others and this: n 2,406 0.925,
+ * 0.972, n 2,700 0.945, 0.985, n 3,200 0.992, 0.971, with 3.9 rounds n 4k 0.91, 0.936). */
 static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
-    if (is_ordered(p)) return tiles > (p->causal ? 64 : 16) || (tiles == 2 && percent < 500);
+    if (is_ordered(p))
+        return tiles > (p->causal ? 64 : percent < 500 ? 32 : 24) || (tiles == 2 && percent < 500);
     if (p->causal)
         return tiles > 16 || percent < (tiles == 2    ? 500
                                         : tiles <= 4  ? 100
@@ -1382,17 +1460,20 @@ static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t 
 }
 
 /* The same with a window. Rate over that of any order (H200, by the key tiles that a query sees): head dim 64, 2 1.15, 3 1.05 (half a round
- * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87); 128, 2 1.29, 3 1.13 (half a
- * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06 (half a round 0.92), 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 64, 3 1.15, 9
+ * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87), 65 0.915 (0.857), with four query heads for a
+ * key head 0.995 (0.78), 129 0.877 (0.82), 0.975 (0.82); 128, 2 1.29, 3 1.13 (half a
+ * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06 (half a round 0.92), 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 96, 5 0.97
+ * (0.89), 64, 3 1.15, 9
  * 1.03, 128, 3 1.14, 9 0.84; seven: 64, 5 0.92 (0.97). */
 static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
 {
     const int64_t keys = FA_BACKWARD_SM90_KEYS, seen = count_rows_together(p) / keys - 2;
     const bool narrow = is_narrow(p), ordered = is_ordered(p);
-    const bool few = narrow && ordered && p->heads_q <= 4 * p->heads_kv;
+    const bool few =
+        (narrow || (!is_above_96(p) && seen <= 5)) && ordered && p->heads_q <= 4 * p->heads_kv;
     if (has_groups(p) && !ordered && percent < 200) return true; /* blocks that share keys */
     if (has_groups(p) && seen > 4 && !few) return true;
-    if (ordered) return seen > (narrow ? 64 : 20);
+    if (ordered) return !narrow && seen > 20;
     return seen > (narrow || percent < 100 ? 6 : 10);
 }
 
@@ -1428,12 +1509,11 @@ static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, 
                   percent = 100 * tiles * p->heads_kv * p->batch / device->multiprocessors;
     const bool narrow = is_narrow(p);
     if (!has_last_shares(p, device) || 3 * p->rows_q < 2 * p->rows_k) return true;
-    if (!narrow && !is_above_96(p)) return true;
     if (has_window(p)) return is_slow_window_rounding(p, percent);
     if (!p->causal && p->window_right >= 0) return true;
     if (has_groups(p)) return is_slow_group_rounding(p, tiles, percent);
     if (narrow) return is_slow_narrow_rounding(p, tiles, percent);
-    if (is_ordered(p)) return tiles > (p->causal ? 28 : 8);
+    if (is_ordered(p) && tiles <= (p->causal ? 28 : 8)) return false;
     if (p->causal)
         return tiles > 28 || percent < (tiles <= 4    ? 0
                                         : tiles <= 8  ? 150

@@ -1043,7 +1043,7 @@ static void test_short_and_full(void)
         {32, 32, 512, 64, true, true},    {32, 16, 512, 128, true, false},
         {64, 16, 300, 128, true, false},  {4, 16, 512, 128, false, false},
         {3, 16, 1000, 128, false, false}, {128, 16, 128, 128, false, false},
-        {32, 16, 512, 96, false, false},  {4, 16, 4096, 128, false, true},
+        {32, 16, 512, 96, true, false},   {4, 16, 4096, 128, false, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         fa_problem p = make_half(rows[i].batch, rows[i].heads, rows[i].n, rows[i].dim);
@@ -1067,7 +1067,8 @@ static void test_uneven_splits(void)
         int splits;
     } cases[] = {{1, 28, 4, 4096, -1, true, false, 4},  {1, 28, 4, 4096, -1, true, true, 4},
                  {2, 7, 1, 11563, -1, false, false, 4}, {1, 28, 4, 764, 231, true, false, 4},
-                 {1, 28, 4, 8192, -1, true, true, 1},   {4, 28, 4, 2048, -1, true, false, 1}};
+                 {1, 28, 4, 8192, -1, true, true, 7},   {1, 28, 4, 16384, -1, true, true, 7},
+                 {1, 28, 4, 4992, -1, true, true, 4},   {4, 28, 4, 2048, -1, true, false, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
         p.heads_kv = cases[i].heads_kv;
@@ -1077,7 +1078,7 @@ static void test_uneven_splits(void)
         const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
         const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90);
         const int splits = l ? l->backward_sm90.splits : 1;
-        CHECK(splits == cases[i].splits && (!l || !l->backward_sm90.even_splits),
+        CHECK(splits == cases[i].splits && (!l || l->backward_sm90.even_splits == (splits == 7)),
               "case %zu: %d splits", i, splits);
     }
 }
@@ -1507,7 +1508,7 @@ static void test_order(void)
         bool causal, pairs;
         int ahead;
     } turns[] = {{4096, -1, false, true, 8},
-                 {4000, -1, false, false, 8},
+                 {2700, -1, false, false, 8},
                  {4096, -1, true, false, 4},
                  {8192, -1, true, true, 4},
                  {8192, 100, true, false, 8}};
@@ -1585,6 +1586,10 @@ static void test_order(void)
     const int one = FIND(&plan, backward_sm90)->variant;
     CHECK(!fa_variants[any].ordered && fa_variants[one].ordered && fa_variants[one].head_dim == 128,
           "%s, and in one order %s", fa_variants[any].name, fa_variants[one].name);
+    p.d = p.d_v = 96;
+    plan = plan_apart(&p);
+    const fa_variant *narrow = &fa_variants[FIND(&plan, backward_sm90)->variant];
+    CHECK(narrow->ordered && narrow->columns == 96, "%s", narrow->name);
 
     p = make_half_backward(4, 16, 4096);
     p.batch_invariant = true;
@@ -1595,6 +1600,36 @@ static void test_order(void)
     plan = plan_apart(&p);
     CHECK(plan.family != &fa_cuda_backward_sm90 && strstr(plan.passed_over, "dout.stride[0] is "),
           "%s", plan.passed_over);
+}
+
+/* One order of the sums of dq where sequences are packed: what counts is the longest one. */
+static void test_packed_order(void)
+{
+    static const int32_t starts[1]; /* not read */
+    static const struct {
+        int64_t d, max_q;
+        bool causal;
+        int64_t ascending, together; /* heads: that ascend; of them, or of all, that take turns */
+    } cases[] = {{96, 1600, true, 16, 4},  {96, 800, true, 16, 8},   {64, 800, true, 16, 16},
+                 {64, 4000, true, 16, 8},  {128, 8000, true, 16, 2}, {128, 30000, true, 14, 2},
+                 {96, 1600, false, 0, 16}, {64, 1600, false, 0, 16}, {128, 24000, false, 0, 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(40, 16, 32000);
+        p.d = p.d_v = cases[i].d;
+        p.blocks_q = p.blocks_k = 1;
+        p.cu_seqlens_q = p.cu_seqlens_k = starts;
+        p.max_q = cases[i].max_q;
+        p.causal = cases[i].causal;
+        p.deterministic = true;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *main = &plan.launches[1];
+        const fa_cuda_backward_sm90_launch *l = &main->backward_sm90;
+        CHECK(fa_variants[main->variant].ordered && l->heads_ascending == cases[i].ascending,
+              "case %zu: %lld heads ascend", i, (long long)l->heads_ascending);
+        const int64_t together = p.causal ? l->ascending_together : l->heads_together;
+        CHECK(together == cases[i].together, "case %zu: %lld heads together", i,
+              (long long)together);
+    }
 }
 
 /* Persistent blocks run if head dims are at most 64 or if they are requested, one for each
@@ -1910,7 +1945,7 @@ static void test_rounding(void)
         {16, 16, 2048, 2048, false, false, false}, {30, 4, 512, 768, false, false, true},
         {30, 4, 256, 1024, true, false, false},    {30, 4, 2048, 512, false, false, true},
         {15, 4, 300, 300, false, true, true},      {4, 16, 4096, 4096, false, true, false},
-        {1, 16, 768, 768, true, true, true}};
+        {1, 16, 768, 768, true, true, true},       {5, 64, 1291, 1291, false, true, true}};
     const fa_cuda_device *device = &devices[H200];
     const fa_cuda_family *family = &fa_cuda_backward_sm90_rounding;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -1934,9 +1969,11 @@ static void test_rounding(void)
     fa_problem p = make_half_backward(20, 8, 448);
     p.heads_kv = 2;
     CHECK(plan_of(&p, device).family != family, "blocks share keys");
-    p.heads_kv = 8, p.d = p.d_v = 96;
-    CHECK(plan_of(&p, device).family != family, "96 columns");
-    p.d = p.d_v = 104, p.causal = true;
+    p.heads_kv = 8, p.d = p.d_v = 96, p.causal = true;
+    const fa_cuda_plan narrow = plan_of(&p, device);
+    CHECK(narrow.family == family && fa_variants[narrow.launches[1].variant].columns == 96,
+          "96 columns");
+    p.d = p.d_v = 104;
     CHECK(plan_of(&p, device).family == family, "104 columns");
     p.dq = somewhere, p.dq.stride[0] += 4;
     CHECK(plan_of(&p, device).family != family, "TMA cannot store dq");
@@ -1995,7 +2032,7 @@ static void test_rounding_of_groups(void)
     /* Heads in turn: under a causal mask many where heads share keys, in a window as many as have room. */
     static const struct {
         int64_t batch, heads, heads_kv, n, d, window, together;
-    } turns[] = {{2, 32, 8, 8192, 128, -1, 16},    {1, 32, 8, 16384, 128, -1, 8},
+    } turns[] = {{2, 32, 8, 8192, 128, -1, 16},    {1, 32, 8, 16384, 96, -1, 8},
                  {1, 32, 8, 16384, 64, -1, 8},     {4, 32, 8, 4096, 64, -1, 16},
                  {1, 32, 32, 16384, 64, 2047, 16}, {1, 32, 32, 16384, 64, 1023, 32}};
     for (size_t i = 0; i < sizeof turns / sizeof turns[0]; i++) {
@@ -2037,7 +2074,7 @@ static void test_narrow_rounding(void)
         {1, 32, 16384, 64, true, true, false, 0},  {64, 32, 256, 64, false, false, true, 0},
         {1, 79, 300, 64, false, false, false, 0},  {32, 32, 512, 64, false, false, true, 0},
         {16, 32, 1024, 64, false, false, true, 0}, {8, 32, 2048, 64, false, false, false, 0},
-        {8, 32, 2048, 64, false, true, true, 0},   {16, 32, 1024, 96, true, true, false, 0}};
+        {8, 32, 2048, 64, false, true, true, 0}};
     const fa_cuda_device *device = &devices[H200];
     const fa_cuda_family *family = &fa_cuda_backward_sm90_rounding;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -2182,6 +2219,7 @@ int main(void)
     test_combine();
     test_wide();
     test_order();
+    test_packed_order();
     test_overlaps();
     test_refusals();
     test_text();

@@ -44,6 +44,9 @@ static const int64_t with_options[] = {
     1385, 1499, 1554, 1557, 1596, 1663, 1828, 1832, 1973, 2003, 2068, 2143, 2168, 2317, 2323,
     2343, 2449, 2521, 2577, 2597, 2653, 2659, 2723, 2745, 2757, 2785, 2936, 2986, 3017};
 
+/* One order of sums with head dims of 65 to 96, and sequences that have their own lengths. */
+static const int64_t with_order_at_96[] = {300, 420};
+
 /* Problems of the class of a bias and its gradient: stored, added, summed in the workspace, by
  * threads and by TMA; in the last one, blocks of batch items take turns. */
 static const int64_t with_dbias[] = {62,  66,  103, 130, 162, 165, 167, 171, 275,
@@ -654,6 +657,8 @@ static int run_listed(void)
     const int done = run_problems(0, PROBLEMS);
     for (size_t i = 0; i < sizeof with_options / sizeof *with_options; i++)
         run_problems(with_options[i], with_options[i] + 1);
+    for (size_t i = 0; i < sizeof with_order_at_96 / sizeof *with_order_at_96; i++)
+        run_problems(with_order_at_96[i], with_order_at_96[i] + 1);
     for (size_t i = 0; i < sizeof with_shared_queries / sizeof *with_shared_queries; i++)
         run_problems(with_shared_queries[i], with_shared_queries[i] + 1);
     about_bias = true;
