@@ -14,6 +14,7 @@
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
+#include "cuda/plan_decode_time.h"
 
 /* Positions and rows, plus a tile, are counted in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
@@ -297,6 +298,7 @@ typedef struct cut {
     int blocks;
     double cost;
     int64_t whole; /* the first work tiles, which are not cut */
+    int64_t length; /* the least key tiles of a part; 0: as least_of_parts() says */
 } cut;
 
 /* What is cut. */
@@ -331,7 +333,7 @@ static void try_cuts(const keys_to_cut *k, int blocks, cut *best)
         const int64_t fitting = clamp_parts(rounds * room / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double cost = cost_of(k, parts, blocks);
-        if (cost < best->cost) *best = (cut){parts, blocks, cost, 0};
+        if (cost < best->cost) *best = (cut){parts, blocks, cost, 0, 0};
     }
 }
 
@@ -375,11 +377,12 @@ static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int 
 static int choose_stages(const fa_cuda_device *device, const fa_variant *v, int blocks,
                          int64_t keys)
 {
-    enum { STEADY_STAGES = 4, MANY_TILES = 16 };
+    enum { STEADY_STAGES = 4, MANY_TILES = 16, MOST_STEADY_ROWS = 16 };
     if (is_persistent(v)) return v->stages;
     const int stages = count_stages(device, v, blocks);
-    const bool steady =
-        v->head_dim == 128 && !is_8bit(v) && blocks == 2 && keys >= (int64_t)MANY_TILES * v->keys;
+    const bool steady = v->head_dim <= 128 && !is_8bit(v) && blocks == 2 &&
+                        (v->group_rows <= MOST_STEADY_ROWS ||
+                         (v->head_dim == 128 && keys >= (int64_t)MANY_TILES * v->keys));
     return steady && stages > STEADY_STAGES ? STEADY_STAGES : stages;
 }
 
@@ -553,13 +556,13 @@ static void try_whole_rounds(const keys_to_cut *k, const fa_variant *v, cut *bes
 static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, int fewest)
 {
     static const int wanted[] = {0, 1, 2, 4, 8, 12, 16, 20, 24};
-    cut best = {1, BLOCKS_TOGETHER, INFINITY, 0};
+    cut best = {1, BLOCKS_TOGETHER, INFINITY, 0, 0};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         if (wanted[i] < fewest) continue;
         const int64_t fitting = clamp_parts(wanted[i] * k->multiprocessors / 2 / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double ns = rounds_ns(k, v, parts);
-        if (ns < best.cost) best = (cut){parts, BLOCKS_TOGETHER, ns, 0};
+        if (ns < best.cost) best = (cut){parts, BLOCKS_TOGETHER, ns, 0, 0};
     }
     if (k->in_order && k->fewest == 1) try_whole_rounds(k, v, &best);
     return best;
@@ -573,7 +576,7 @@ static bool find_cut_of_many_rows(const keys_to_cut *k, const fa_variant *v, cut
     enum { LEAST_ROWS = 32, LEAST_TILES = 2 };
     const int64_t parts = clamp_parts(BLOCKS_TOGETHER * k->multiprocessors / k->tasks, k->most);
     if (v->group_rows < LEAST_ROWS || k->keys < LEAST_TILES * parts * v->keys) return false;
-    *found = (cut){parts, BLOCKS_TOGETHER, 0.0, 0};
+    *found = (cut){parts, BLOCKS_TOGETHER, 0.0, 0, 0};
     return true;
 }
 
@@ -586,7 +589,7 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 {
     const int64_t most = clamp_parts(k->multiprocessors / k->tasks, k->most);
     const int64_t alone = v->head_dim >= WIDE ? FULL_RATE_BLOCKS_WIDE : FULL_RATE_BLOCKS;
-    cut best = {1, 1, INFINITY, 0};
+    cut best = {1, 1, INFINITY, 0, 0};
     if (find_cut_of_many_rows(k, v, &best)) return best;
     for (int64_t parts = k->fewest < most ? k->fewest : most; parts <= most; parts++) {
         if (parts > FEW_PARTS && parts % FEW_PARTS != 0 && parts < most) continue;
@@ -594,10 +597,17 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
         const int64_t merges = parts > 1 ? fa_cuda_count_tiles(parts, FEW_PARTS) : 0;
         const double bytes = (double)k->keys / (double)parts * (double)k->key_bytes;
         const double cost = (double)blocks * bytes + (double)(merges * MERGE_BYTES);
-        if (cost <= best.cost) best = (cut){parts, 1, cost, 0};
+        if (cost <= best.cost) best = (cut){parts, 1, cost, 0, 0};
     }
     return best;
 }
+
+/* With lengths on the device, sequences have about half of the longest one's keys on average. Parts as long as fill three quarters of the
+ * blocks of a round then, some. */
+enum { LENGTHS_DIFFER = 4, BLOCKS_OF_LENGTHS = 288, LEAST_TILES_OF_LENGTHS = 2 };
+
+/* Rows of the work tiles whose cuts have been timed. */
+enum { MOST_TIMED_ROWS = 16 };
 
 /* The fewest blocks for each two multiprocessors that are tried if lengths are unknown: a single block could have all keys of the
  * longest sequence. But sequences are likely to have equally many keys in reach if a window hides at least half of the longest
@@ -607,7 +617,44 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 static int find_fewest_blocks(const fa_problem *p, int64_t keys)
 {
     if (p->batch <= 1 || !fa_cuda_has_own_lengths(p)) return 0;
-    return 2 * keys <= p->n_k ? 2 : 4;
+    return 2 * keys <= p->n_k ? 2 : LENGTHS_DIFFER;
+}
+
+/* Whether the cut is that of the model in plan_decode_time.c. */
+static bool has_timed_cut(const fa_variant *v)
+{
+    return is_sm90(v) && !is_persistent(v) && !is_8bit(v) && v->group_rows <= MOST_TIMED_ROWS;
+}
+
+/* Cuts by the model of the time, where all work tiles have equally many keys. */
+static cut find_timed_cut(const keys_to_cut *k, const fa_variant *v)
+{
+    const fa_decode_keys keys = {.tasks = k->tasks,
+                                 .tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys)),
+                                 .tile_bytes = (double)(k->key_bytes * v->keys),
+                                 .rows = v->group_rows,
+                                 .head_dim = v->head_dim,
+                                 .multiprocessors = k->multiprocessors};
+    const int64_t most = clamp_parts(k->most, INT64_MAX);
+    fa_decode_cut best =
+        fa_cuda_find_decode_cut(&keys, most, k->in_order && k->fewest == 1);
+    int64_t parts = fa_cuda_count_tiles(keys.tiles, best.length);
+    if (parts < k->fewest) parts = k->fewest, best.length = fa_cuda_count_tiles(keys.tiles, parts);
+    return (cut){parts, BLOCKS_TOGETHER, best.us, best.whole, parts > 1 ? best.length : 0};
+}
+
+/* The same for lengths that only the device knows. */
+static cut find_cut_of_lengths(const keys_to_cut *k, const fa_variant *v)
+{
+    const int64_t tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys));
+    int64_t length = k->tasks * tiles / (BLOCKS_OF_LENGTHS * k->multiprocessors / 100) + 1;
+    if (length < LEAST_TILES_OF_LENGTHS) length = LEAST_TILES_OF_LENGTHS;
+    int64_t parts = fa_cuda_count_tiles(tiles, length);
+    if (parts > FEW_PARTS) parts = (parts + FEW_PARTS / 2) / FEW_PARTS * FEW_PARTS;
+    parts = clamp_parts(parts, k->most);
+    if (parts < k->fewest) parts = k->fewest;
+    length = fa_cuda_count_tiles(tiles, parts);
+    return (cut){parts, BLOCKS_TOGETHER, 0.0, 0, parts > 1 ? length : 0};
 }
 
 /* tasks: work tiles that count. If keys are not in pages, two blocks on a multiprocessor have enough bytes in flight; if three
@@ -628,7 +675,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                      .merge_turns = is_sm90(v) ? count_merge_turns(l) : 1,
                      .grows = is_sm90(v),
                      .in_order = tasks == l->tasks && (!p->cu_seqlens_q || l->decode.most_queries)};
-    cut best = {1, fitting, INFINITY, 0};
+    cut best = {1, fitting, INFINITY, 0, 0};
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX);
     if (p->batch_invariant || tasks == 0) return best;
@@ -636,6 +683,8 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
         k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.most);
     if (is_sm90(v)) {
         const int fewest = find_fewest_blocks(p, k.keys);
+        if (has_timed_cut(v))
+            return fewest < LENGTHS_DIFFER ? find_timed_cut(&k, v) : find_cut_of_lengths(&k, v);
         if (tasks > MOST_FEW_TASKS) return find_cut_of_rounds(&k, v, fewest);
         if (fewest == 0) return find_cut_of_one_round(&k, v);
     }
@@ -859,16 +908,18 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
     }
     int blocks = found.blocks;
     l->decode.merges_apart = merges_apart(v, l, found.parts);
+    const bool is_timed = has_timed_cut(v) && !p->batch_invariant;
     if (is_sm90(v)) { /* fewer blocks have more stages each */
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);
-        if (needed < blocks) blocks = (int)needed;
+        if (needed < blocks && !is_timed) blocks = (int)needed;
         const int64_t longest = count_keys(p, l) / (found.whole > 0 ? 1 : found.parts);
         l->decode.stages = choose_stages(device, v, blocks, longest);
     }
     l->smem_bytes = smem_for(device, v, blocks);
     fa_cuda_cut_decode(l, found.whole, found.parts,
-                       least_of_parts(p, v, tasks, found.parts, device));
+                       found.length > 0 ? found.length * block_keys(v)
+                                        : least_of_parts(p, v, tasks, found.parts, device));
     plan->workspace_bytes = l->workspace_bytes;
     return true;
 }
