@@ -232,6 +232,7 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
     l->decode.chunks = (int32_t)fa_cuda_count_tiles(group, l->decode.heads);
     l->decode.most_queries = 0;
     l->decode.blocks = 0;
+    l->decode.share = 0;
     l->decode.merges_apart = false;
 }
 
@@ -299,6 +300,7 @@ typedef struct cut {
     double cost;
     int64_t whole; /* the first work tiles, which are not cut */
     int64_t length; /* the least key tiles of a part; 0: as least_of_parts() says */
+    double share;   /* key tiles of a part for each one of all sequences together; 0: these do not count */
 } cut;
 
 /* What is cut. */
@@ -333,7 +335,7 @@ static void try_cuts(const keys_to_cut *k, int blocks, cut *best)
         const int64_t fitting = clamp_parts(rounds * room / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double cost = cost_of(k, parts, blocks);
-        if (cost < best->cost) *best = (cut){parts, blocks, cost, 0, 0};
+        if (cost < best->cost) *best = (cut){.parts = parts, .blocks = blocks, .cost = cost};
     }
 }
 
@@ -556,13 +558,13 @@ static void try_whole_rounds(const keys_to_cut *k, const fa_variant *v, cut *bes
 static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, int fewest)
 {
     static const int wanted[] = {0, 1, 2, 4, 8, 12, 16, 20, 24};
-    cut best = {1, BLOCKS_TOGETHER, INFINITY, 0, 0};
+    cut best = {.parts = 1, .blocks = BLOCKS_TOGETHER, .cost = INFINITY};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         if (wanted[i] < fewest) continue;
         const int64_t fitting = clamp_parts(wanted[i] * k->multiprocessors / 2 / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double ns = rounds_ns(k, v, parts);
-        if (ns < best.cost) best = (cut){parts, BLOCKS_TOGETHER, ns, 0, 0};
+        if (ns < best.cost) best = (cut){.parts = parts, .blocks = BLOCKS_TOGETHER, .cost = ns};
     }
     if (k->in_order && k->fewest == 1) try_whole_rounds(k, v, &best);
     return best;
@@ -576,7 +578,7 @@ static bool find_cut_of_many_rows(const keys_to_cut *k, const fa_variant *v, cut
     enum { LEAST_ROWS = 32, LEAST_TILES = 2 };
     const int64_t parts = clamp_parts(BLOCKS_TOGETHER * k->multiprocessors / k->tasks, k->most);
     if (v->group_rows < LEAST_ROWS || k->keys < LEAST_TILES * parts * v->keys) return false;
-    *found = (cut){parts, BLOCKS_TOGETHER, 0.0, 0, 0};
+    *found = (cut){.parts = parts, .blocks = BLOCKS_TOGETHER};
     return true;
 }
 
@@ -589,7 +591,7 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 {
     const int64_t most = clamp_parts(k->multiprocessors / k->tasks, k->most);
     const int64_t alone = v->head_dim >= WIDE ? FULL_RATE_BLOCKS_WIDE : FULL_RATE_BLOCKS;
-    cut best = {1, 1, INFINITY, 0, 0};
+    cut best = {.parts = 1, .blocks = 1, .cost = INFINITY};
     if (find_cut_of_many_rows(k, v, &best)) return best;
     for (int64_t parts = k->fewest < most ? k->fewest : most; parts <= most; parts++) {
         if (parts > FEW_PARTS && parts % FEW_PARTS != 0 && parts < most) continue;
@@ -597,14 +599,13 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
         const int64_t merges = parts > 1 ? fa_cuda_count_tiles(parts, FEW_PARTS) : 0;
         const double bytes = (double)k->keys / (double)parts * (double)k->key_bytes;
         const double cost = (double)blocks * bytes + (double)(merges * MERGE_BYTES);
-        if (cost <= best.cost) best = (cut){parts, 1, cost, 0, 0};
+        if (cost <= best.cost) best = (cut){.parts = parts, .blocks = 1, .cost = cost};
     }
     return best;
 }
 
-/* With lengths on the device, sequences have about half of the longest one's keys on average. Parts as long as fill three quarters of the
- * blocks of a round then, some. */
-enum { LENGTHS_DIFFER = 4, BLOCKS_OF_LENGTHS = 288, LEAST_TILES_OF_LENGTHS = 2 };
+/* With lengths on the device: blocks for 100 multiprocessors, where two on each of them have room. */
+enum { LENGTHS_DIFFER = 4, BLOCKS_OF_LENGTHS = 144 };
 
 /* Rows of the work tiles whose cuts have been timed. */
 enum { MOST_TIMED_ROWS = 16 };
@@ -640,21 +641,29 @@ static cut find_timed_cut(const keys_to_cut *k, const fa_variant *v)
         fa_cuda_find_decode_cut(&keys, most, k->in_order && k->fewest == 1);
     int64_t parts = fa_cuda_count_tiles(keys.tiles, best.length);
     if (parts < k->fewest) parts = k->fewest, best.length = fa_cuda_count_tiles(keys.tiles, parts);
-    return (cut){parts, BLOCKS_TOGETHER, best.us, best.whole, parts > 1 ? best.length : 0};
+    return (cut){.parts = parts,
+                 .blocks = BLOCKS_TOGETHER,
+                 .cost = best.us,
+                 .whole = best.whole,
+                 .length = parts > 1 ? best.length : 0};
 }
 
-/* The same for lengths that only the device knows. */
-static cut find_cut_of_lengths(const keys_to_cut *k, const fa_variant *v)
+/* The same for lengths that only the device knows. A block counts the key tiles of all sequences, and parts are as long as fill
+ * BLOCKS_OF_LENGTHS of 100 multiprocessors' blocks then. The host only chooses the most parts of a sequence, as if sequences had half
+ * of the longest one's keys on average. */
+static cut find_cut_of_lengths(const fa_problem *p, const keys_to_cut *k, const fa_variant *v)
 {
-    const int64_t tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys));
-    int64_t length = k->tasks * tiles / (BLOCKS_OF_LENGTHS * k->multiprocessors / 100) + 1;
-    if (length < LEAST_TILES_OF_LENGTHS) length = LEAST_TILES_OF_LENGTHS;
+    const int64_t tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys)),
+                  blocks = at_least_one(BLOCKS_OF_LENGTHS * k->multiprocessors / 100);
+    const int64_t length = k->tasks * tiles / (2 * blocks) + 1;
     int64_t parts = fa_cuda_count_tiles(tiles, length);
     if (parts > FEW_PARTS) parts = (parts + FEW_PARTS / 2) / FEW_PARTS * FEW_PARTS;
     parts = clamp_parts(parts, k->most);
     if (parts < k->fewest) parts = k->fewest;
-    length = fa_cuda_count_tiles(tiles, parts);
-    return (cut){parts, BLOCKS_TOGETHER, 0.0, 0, parts > 1 ? length : 0};
+    cut found = {.parts = parts, .blocks = BLOCKS_TOGETHER};
+    if (parts > 1 && p->seqlens_k && p->batch <= FA_DECODE_SM90_SHARED_BATCH)
+        found.share = (double)k->tasks / (double)(p->batch * blocks);
+    return found;
 }
 
 /* tasks: work tiles that count. If keys are not in pages, two blocks on a multiprocessor have enough bytes in flight; if three
@@ -675,7 +684,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                      .merge_turns = is_sm90(v) ? count_merge_turns(l) : 1,
                      .grows = is_sm90(v),
                      .in_order = tasks == l->tasks && (!p->cu_seqlens_q || l->decode.most_queries)};
-    cut best = {1, fitting, INFINITY, 0, 0};
+    cut best = {.parts = 1, .blocks = fitting, .cost = INFINITY};
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX);
     if (p->batch_invariant || tasks == 0) return best;
@@ -684,7 +693,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     if (is_sm90(v)) {
         const int fewest = find_fewest_blocks(p, k.keys);
         if (has_timed_cut(v))
-            return fewest < LENGTHS_DIFFER ? find_timed_cut(&k, v) : find_cut_of_lengths(&k, v);
+            return fewest < LENGTHS_DIFFER ? find_timed_cut(&k, v) : find_cut_of_lengths(p, &k, v);
         if (tasks > MOST_FEW_TASKS) return find_cut_of_rounds(&k, v, fewest);
         if (fewest == 0) return find_cut_of_one_round(&k, v);
     }
@@ -916,6 +925,7 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
         const int64_t longest = count_keys(p, l) / (found.whole > 0 ? 1 : found.parts);
         l->decode.stages = choose_stages(device, v, blocks, longest);
     }
+    l->decode.share = (uint32_t)(65536.0 * found.share);
     l->smem_bytes = smem_for(device, v, blocks);
     fa_cuda_cut_decode(l, found.whole, found.parts,
                        found.length > 0 ? found.length * block_keys(v)
