@@ -10,7 +10,6 @@
  *   scores.cuh    S^T, logits and weights
  *   values.cuh    O^T
  *   attend.cuh    the loop over key tiles
- *   lengths.cuh   the length of parts where only the device knows the numbers of keys
  *   merge_parts.cuh  results of merged parts
  *   bytes_attend.cuh  the loop of keys and values of 8 bits
  *
@@ -33,7 +32,6 @@
 #else
 #include "decode_sm90/attend.cuh"
 #endif
-#include "decode_sm90/lengths.cuh"
 #include "decode_sm90/merge_parts.cuh"
 #include "decode_sm90/pipeline.cuh"
 #if COPIED
@@ -105,31 +103,7 @@ FA_DEVICE void clear_outside(const fa_decode_params *d, const fa_work *w)
         clear_rows_of_none(d, w, fa_packed_start(&d->attention, t->batch + 2), d->attention.rows_q);
 }
 
-/* Finds the block's work. */
-FA_DEVICE void find_share(const fa_decode_params *d, const fa_decode_sm90_params *s,
-                          shared_state *state)
-{
-    if (warp_id() == 0) {
-        const uint32_t all = count_all_tiles(d, s);
-        if (lane_id() == 0) {
-            state->work = describe_share(d, s, all);
-            state->all_tiles = all;
-        }
-    }
-    __syncthreads();
-}
-
 #if !EIGHT_BITS
-/* Finds it again if lengths have changed. A warp. */
-FA_DEVICE void find_share_again(const fa_decode_params *d, const fa_decode_sm90_params *s,
-                                shared_state *state)
-{
-    const bool changed = lane_id() == 0 && has_other_keys(&d->attention, &state->work);
-    const uint32_t all = count_all_tiles(d, s);
-    if (lane_id() == 0 && (changed || all != state->all_tiles))
-        state->work = describe_share(d, s, all);
-}
-
 /* What can be done before the grid in front has ended. */
 FA_DEVICE void prepare_part(const fa_decode_params *d, const fa_decode_sm90_params *s,
                             const fa_work *w)
@@ -173,19 +147,18 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
 #if EIGHT_BITS
     ptx_wait_for_grids(); /* for scales, too */
-    find_share(&d, &s, state);
+    find_work(&d, &s.divisors, &state->work);
 #else
     const bool early = finds_work_early(&d.attention);
     if (!early) ptx_wait_for_grids();
-    find_share(&d, &s, state);
+    find_work(&d, &s.divisors, &state->work);
     if (early) {
         prepare_part(&d, &s, &state->work);
         __syncthreads(); /* all have read the work */
         ptx_wait_for_grids();
-        if (d.attention.seqlens_k) {
-            if (warp_id() == 0) find_share_again(&d, &s, state);
-            __syncthreads();
-        }
+        if (ptx_thread_id() == 0 && has_other_keys(&d.attention, &state->work))
+            state->work = describe_work(&d, &s.divisors, blockIdx.x);
+        if (d.attention.seqlens_k) __syncthreads();
     }
 #endif
     ptx_let_next_grid_start();

@@ -75,10 +75,6 @@
 #define FA_DECODE_SM90_COUNTER_SETS                                                                \
     (FA_DECODE_COUNTER_SETS * FA_DECODE_COUNTERS / FA_DECODE_SM90_COUNTERS)
 
-/* Keys of a sequence that count for the length of parts, and the most sequences: their key tiles are counted in 32 bits. */
-#define FA_DECODE_SM90_SHARED_KEYS (1 << 24)
-#define FA_DECODE_SM90_SHARED_BATCH 512
-
 /* The kernel's second parameter. Its first one is that of decode_sm80. */
 typedef struct fa_decode_sm90_params {
     fa_sm90_map k, v;             /* boxes of box_rows rows */
@@ -87,9 +83,6 @@ typedef struct fa_decode_sm90_params {
     int32_t box_shift;            /* box_rows is 2 to that power */
     int32_t stages;               /* that are used; there may be shared memory for more */
     fa_decode_divisors divisors;
-    /* If only the device knows the lengths of keys: a part has at least so many key tiles, in units of 2^-16, for each key tile of all
-     * sequences together. So blocks have about the same work, and their number fits the device. 0: it does not. */
-    uint32_t share;
 } fa_decode_sm90_params;
 
 #endif

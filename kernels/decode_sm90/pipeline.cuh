@@ -29,7 +29,6 @@ static_assert(sizeof(shared_state) <= FA_DECODE_SM90_STATE, "the planner's bytes
 #else
 typedef struct shared_state {
     fa_work work;
-    uint32_t all_tiles; /* of all sequences, when the work was found */
     uint64_t full[MOST_STAGES], empty[MOST_STAGES];
 } shared_state;
 static_assert(sizeof(shared_state) <= STATIC_SMEM, "the planner's bytes beside the dynamic ones");

@@ -58,7 +58,6 @@ typedef struct fa_cuda_decode_launch {
     int32_t heads, queries, chunks, whole, parts, least, most_queries;
     int32_t blocks;    /* the most persistent blocks; 0: each has a part and ends */
     int32_t stages;    /* of decode_sm90, that a block, or a group of a persistent one, uses */
-    uint32_t share;    /* as in fa_decode_sm90_params */
     bool merges_apart; /* parts are merged by a second launch, whether there are counters or not */
 } fa_cuda_decode_launch;
 

@@ -232,7 +232,6 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
     l->decode.chunks = (int32_t)fa_cuda_count_tiles(group, l->decode.heads);
     l->decode.most_queries = 0;
     l->decode.blocks = 0;
-    l->decode.share = 0;
     l->decode.merges_apart = false;
 }
 
@@ -300,7 +299,7 @@ typedef struct cut {
     double cost;
     int64_t whole; /* the first work tiles, which are not cut */
     int64_t length; /* the least key tiles of a part; 0: as least_of_parts() says */
-    double share;   /* key tiles of a part for each one of all sequences together; 0: these do not count */
+    bool timed;     /* with two blocks on each multiprocessor, even if there are not so many */
 } cut;
 
 /* What is cut. */
@@ -604,11 +603,10 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
     return best;
 }
 
-/* With lengths on the device: blocks for 100 multiprocessors, where two on each of them have room. */
-enum { LENGTHS_DIFFER = 4, BLOCKS_OF_LENGTHS = 144 };
+/* Rows of the work tiles whose cuts have been timed, and rounds of them. */
+enum { MOST_TIMED_ROWS = 16, MOST_TIMED_ROUNDS = 2 };
 
-/* Rows of the work tiles whose cuts have been timed. */
-enum { MOST_TIMED_ROWS = 16 };
+enum { LENGTHS_DIFFER = 4 };
 
 /* The fewest blocks for each two multiprocessors that are tried if lengths are unknown: a single block could have all keys of the
  * longest sequence. But sequences are likely to have equally many keys in reach if a window hides at least half of the longest
@@ -645,25 +643,35 @@ static cut find_timed_cut(const keys_to_cut *k, const fa_variant *v)
                  .blocks = BLOCKS_TOGETHER,
                  .cost = best.us,
                  .whole = best.whole,
-                 .length = parts > 1 ? best.length : 0};
+                 .length = parts > 1 ? best.length : 0,
+                 .timed = true};
 }
 
-/* The same for lengths that only the device knows. A block counts the key tiles of all sequences, and parts are as long as fill
- * BLOCKS_OF_LENGTHS of 100 multiprocessors' blocks then. The host only chooses the most parts of a sequence, as if sequences had half
- * of the longest one's keys on average. */
-static cut find_cut_of_lengths(const fa_problem *p, const keys_to_cut *k, const fa_variant *v)
+/* The same where only the device knows the lengths, for so many keys that it matters: parts as long as fill 0.72 of a round of blocks, if
+ * sequences have half of the longest one's keys on average. They have this length in shorter sequences, too: then all blocks take
+ * equally long, and none waits for another one's end. But few work tiles have parts of at most MOST_TILES key tiles, because no
+ * sequence may be nearly as long as what was promised. (H200, pages, us: the parts before, which are shorter in shorter sequences, these
+ * with one key tile at least, with half of the length, with all of it: 60 work tiles of up to 97 key tiles, 16 rows, 49.0, 41.9, 43.9, 36.1;
+ * 64 of 43, 27.8, 25.9, 22.5, 21.6; 264 of 102, 124, 113, 108, 104; 192 of 31, 34.0, 34.7, 33.3, 29.0; 12 of 302, 25.9, 27.2, 25.9, 22.2;
+ * but 27 of 14, 11.2, 13.0; 72 of 5 10.9, 11.5. Blocks that count the key tiles of all sequences, and have parts by these, find their
+ * work 2 us later, and the launch that merges as well: 23.5, 37.7, 102, 33.2, 25.3.) */
+static bool find_cut_of_lengths(const keys_to_cut *k, const fa_variant *v, cut *found)
 {
-    const int64_t tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys)),
-                  blocks = at_least_one(BLOCKS_OF_LENGTHS * k->multiprocessors / 100);
-    const int64_t length = k->tasks * tiles / (2 * blocks) + 1;
+    enum { LEAST_BYTES = 75 << 20, ROUND_PERCENT = 288, MOST_TILES = 16, MANY_TASKS = 120 };
+    const int64_t tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys));
+    if (k->tasks * k->keys * k->key_bytes < LEAST_BYTES) return false;
+    int64_t length = k->tasks * tiles / (ROUND_PERCENT * k->multiprocessors / 100) + 1;
     int64_t parts = fa_cuda_count_tiles(tiles, length);
     if (parts > FEW_PARTS) parts = (parts + FEW_PARTS / 2) / FEW_PARTS * FEW_PARTS;
     parts = clamp_parts(parts, k->most);
     if (parts < k->fewest) parts = k->fewest;
-    cut found = {.parts = parts, .blocks = BLOCKS_TOGETHER};
-    if (parts > 1 && p->seqlens_k && p->batch <= FA_DECODE_SM90_SHARED_BATCH)
-        found.share = (double)k->tasks / (double)(p->batch * blocks);
-    return found;
+    length = fa_cuda_count_tiles(tiles, parts);
+    if (k->tasks < MANY_TASKS && length > MOST_TILES) length = MOST_TILES;
+    *found = (cut){.parts = parts,
+                   .blocks = BLOCKS_TOGETHER,
+                   .length = parts > 1 ? length : 0,
+                   .timed = true};
+    return true;
 }
 
 /* tasks: work tiles that count. If keys are not in pages, two blocks on a multiprocessor have enough bytes in flight; if three
@@ -692,8 +700,11 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
         k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.most);
     if (is_sm90(v)) {
         const int fewest = find_fewest_blocks(p, k.keys);
-        if (has_timed_cut(v))
-            return fewest < LENGTHS_DIFFER ? find_timed_cut(&k, v) : find_cut_of_lengths(p, &k, v);
+        const bool is_timed = has_timed_cut(v) && tasks > MOST_FEW_TASKS &&
+                              tasks <= MOST_TIMED_ROUNDS * BLOCKS_TOGETHER * k.multiprocessors;
+        if (fewest == LENGTHS_DIFFER && has_timed_cut(v) && find_cut_of_lengths(&k, v, &best))
+            return best;
+        if (fewest < LENGTHS_DIFFER && is_timed) return find_timed_cut(&k, v);
         if (tasks > MOST_FEW_TASKS) return find_cut_of_rounds(&k, v, fewest);
         if (fewest == 0) return find_cut_of_one_round(&k, v);
     }
@@ -917,15 +928,13 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
     }
     int blocks = found.blocks;
     l->decode.merges_apart = merges_apart(v, l, found.parts);
-    const bool is_timed = has_timed_cut(v) && !p->batch_invariant;
     if (is_sm90(v)) { /* fewer blocks have more stages each */
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);
-        if (needed < blocks && !is_timed) blocks = (int)needed;
+        if (needed < blocks && !found.timed) blocks = (int)needed;
         const int64_t longest = count_keys(p, l) / (found.whole > 0 ? 1 : found.parts);
         l->decode.stages = choose_stages(device, v, blocks, longest);
     }
-    l->decode.share = (uint32_t)(65536.0 * found.share);
     l->smem_bytes = smem_for(device, v, blocks);
     fa_cuda_cut_decode(l, found.whole, found.parts,
                        found.length > 0 ? found.length * block_keys(v)

@@ -42,7 +42,6 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
     params->box_rows = (int32_t)maps[0].box[1];
     for (params->box_shift = 0; 1 << params->box_shift < params->box_rows;) params->box_shift++;
     params->stages = l->decode.stages;
-    params->share = l->decode.share;
     params->divisors = fa_cuda_decode_divisors(p, l);
     if (v->copied) return true;
     return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->v}, MAPS, encode,

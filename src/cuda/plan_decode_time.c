@@ -43,12 +43,12 @@ typedef struct pace {
     double merge_us, turn_us; /* merging; each 16 parts of it; */
     double sums_us;           /* and sums of as many parts as there are slots */
 } pace;
-static const pace few_rows = {{0.89, 0.64, 1.3, 0.7}, 20.6e3, 4.1, 0.37, 0.26, 0.13},
+static const pace few_rows = {{0.85, 0.72, 1.5, 1.07}, 22e3, 4.0, 0.39, 0.23, 0.09},
                   many_rows = {{1.06, 1.0, 2.16, 1.12}, 16e3, 3.4, 2.1, 0.59, 0.43};
 enum { FEW_ROWS = 8 };
 
 /* Bytes a us: of the device; and of a multiprocessor with two blocks, if few of them or most have two. */
-static const double device_rate = 4.58e6, both_rate_few = 70e3, both_rate_many = 46e3;
+static const double device_rate = 4.65e6, both_rate_few = 70e3, both_rate_many = 46.8e3;
 
 static const pace *pace_of(const fa_decode_keys *k) { return k->rows > FEW_ROWS ? &many_rows : &few_rows; }
 
@@ -229,7 +229,7 @@ fa_decode_cut fa_cuda_find_decode_cut(const fa_decode_keys *k, int64_t most, boo
 {
     static const int rounds[] = {1, 2, 4, 6};
     static const double lasts[] = {0.1, 0.25, 0.5};
-    enum { MOST_ROUNDS = 16, WHOLE_TRIED = 2, MOST_PARTS_OF_OTHERS = 4, LAST_TRIED = 3 };
+    enum { MOST_ROUNDS = 16, WHOLE_TRIED = 2, MOST_PARTS_OF_OTHERS = 4, MOST_FILLING = 8, LAST_TRIED = 3 };
     const int64_t m = k->multiprocessors;
     fa_decode_cut best = {0, k->tiles, INFINITY};
     if (k->tasks > MOST_ROUNDS * m || most <= 1) return best;
@@ -246,8 +246,13 @@ fa_decode_cut fa_cuda_find_decode_cut(const fa_decode_keys *k, int64_t most, boo
     }
     if (!takes_whole) return best;
     int64_t whole = (k->tasks - 1) / m * m;
-    for (int i = 0; i < WHOLE_TRIED && whole > 0; i++, whole -= m)
+    for (int i = 0; i < WHOLE_TRIED && whole > 0; i++, whole -= m) {
+        const int64_t filling = SLOTS * m / (k->tasks - whole),
+                      filled = filling < MOST_FILLING ? filling : MOST_FILLING;
         for (int64_t parts = 2; parts <= MOST_PARTS_OF_OTHERS && parts <= most; parts++)
             try_cut(k, whole, (k->tiles + parts - 1) / parts, &best);
+        if (filled > MOST_PARTS_OF_OTHERS && filled <= most)
+            try_cut(k, whole, (k->tiles + filled - 1) / filled, &best);
+    }
     return best;
 }

@@ -25,7 +25,8 @@
 enum { PROBLEMS = 200 };
 
 /* For variants that the first ones do not use. */
-static const int64_t rare[] = {230, 241, 247, 310, 313, 395, 398, 406, 409, 427, 437, 737, 754, 759, 1805};
+static const int64_t rare[] = {230, 241, 247, 310, 313, 395, 398,  406,  409,
+                               427, 437, 737, 754, 759, 1481, 1729, 1805, 2743, 3016, 4027};
 
 /* The variants, one FORM(name) each: the build writes them. */
 typedef struct parameters {
@@ -48,9 +49,9 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_sm90_on_cpu_forms.h"
 };
 
-/* Launches; problems whose keys were divided, some by the lengths of all sequences, or whose work tiles were numbered by sequence;
- * mixed batches. */
-static int runs[FA_VARIANTS], cut, some_whole, shared, own_tiles, mixed;
+/* Launches; problems whose keys were divided, or whose work tiles were numbered by sequence; mixed
+ * batches. */
+static int runs[FA_VARIANTS], cut, some_whole, own_tiles, mixed;
 
 /* Whether all launches that can be have persistent blocks. */
 static bool all_persistent;
@@ -119,8 +120,8 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
 }
 
 /* The same launch with persistent blocks: results have the same bits. Those blocks compute the
- * tiles of a sequence together, so packed sequences are only supported in a mixed batch. They leave no work tiles whole, and do not
- * count the keys of all sequences; other parts have other bits. */
+ * tiles of a sequence together, so packed sequences are only supported in a mixed batch. They leave no work tiles whole,
+ * and other parts have other bits. */
 static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_launch *l)
 {
     const int other = l->variant == FA_VARIANT_decode_sm90_d128_f16
@@ -128,7 +129,7 @@ static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_la
                       : l->variant == FA_VARIANT_decode_sm90_d128_bf16
                           ? FA_VARIANT_decode_sm90_d128_persistent_bf16
                           : FA_NO_VARIANT;
-    if (other < 0 || p->cu_seqlens_q || l->decode.whole > 0 || l->decode.share > 0) return;
+    if (other < 0 || p->cu_seqlens_q || l->decode.whole > 0) return;
     const fa_variant *v = &fa_variants[other];
     l->variant = other;
     l->threads = FA_DECODE_SM90_PERSISTENT_THREADS((uint32_t)v->groups);
@@ -168,11 +169,6 @@ static void choose_parts(int64_t number, const fa_problem *p, fa_cuda_plan_launc
     const int64_t whole = few < l->tasks ? few : l->tasks - 1;
     if (count > 0) fa_cuda_cut_decode(l, l->tasks > 0 ? whole : 0, count, 1);
     if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 0, 1, 1);
-    /* Lengths on the device may determine the parts' length. */
-    static const uint32_t shares[] = {0, 1 << 13, 1 << 16, 3 << 16, 400};
-    const bool counts = p->seqlens_k && !p->batch_invariant && l->decode.whole == 0;
-    l->decode.share = counts ? shares[number / 2 % 5] : 0;
-    shared += l->decode.share > 0 && l->decode.parts > 1;
 }
 
 /* The launch for the sequences with few queries; false if there is none. */
@@ -391,7 +387,6 @@ int main(int argc, char **argv)
     CHECK(done > 0 && quantized > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
     CHECK(mixed > 0 || argc > 1, "no problem was a mixed batch");
     CHECK(some_whole > 0 || argc > 1, "in no problem some work tiles stayed whole beside others");
-    CHECK(shared > 0 || argc > 1, "in no problem the keys of all sequences were counted");
     CHECK(own_tiles > 0 || argc > 1, "no work tiles were numbered by sequence");
     if (argc > 2) {
         printf("%d and %d problems, keys of %d cut, in %d some whole, %d by sequence, %d mixed\n",
