@@ -218,8 +218,12 @@ void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
 
 static void try_cut(const fa_decode_keys *k, int64_t whole, int64_t length, fa_decode_cut *best)
 {
+    /* Whole ones end less evenly than the model says: 22 sequences of 4k to 12k keys, 8 heads of 128, all in three parts 1.02 to 1.04 times
+     * as fast as a part of the last 44 work tiles. */
+    const double whole_takes = 1.025;
     fa_decode_cut cut = {whole, length < 1 ? 1 : length, 0.0};
     fa_cuda_time_cut(k, &cut);
+    if (whole > 0) cut.us *= whole_takes;
     if (cut.us < best->us) *best = cut;
 }
 
