@@ -115,6 +115,13 @@ static void share_slot(state *m, group g, const double *shares, const sequence *
     if (g.count > 0) add_group(m, g);
 }
 
+/* Copies the groups that there are. */
+static void copy_state(const state *from, state *to)
+{
+    to->count = from->count;
+    for (int i = 0; i < from->count; i++) to->groups[i] = from->groups[i];
+}
+
 /* Later blocks take slots as these become free, in no order. Of equal blocks that end, many leave both slots of a multiprocessor at the same
  * time, and so the last blocks are not spread evenly. */
 static void start_more(state *m, sequence *s)
@@ -131,7 +138,8 @@ static void start_more(state *m, sequence *s)
     }
     s->started += taken;
     for (int busy = 0; busy < SLOTS && taken > 0; busy++) { /* of two free slots first one, then the other */
-        const state before = *m;
+        state before;
+        copy_state(m, &before);
         m->count = 0;
         for (int i = 0; i < before.count; i++) {
             const group *g = &before.groups[i];
@@ -161,7 +169,8 @@ static bool find_rates(const state *m, double alone, int64_t multiprocessors, do
 /* Goes on until a block ends. */
 static double end_next(state *m, const double rates[SLOTS])
 {
-    state before = *m;
+    state before;
+    copy_state(m, &before);
     double us = INFINITY;
     for (int i = 0; i < before.count; i++) {
         const group *g = &before.groups[i];
@@ -229,7 +238,7 @@ static void try_cut(const fa_decode_keys *k, int64_t whole, int64_t length, fa_d
 
 /* Parts that fill one or some blocks of each multiprocessor, and parts of which the last one is shorter: its blocks start last and are
  * where others have ended. If there are more work tiles than multiprocessors, also a whole part of the first ones. */
-fa_decode_cut fa_cuda_find_decode_cut(const fa_decode_keys *k, int64_t most, bool takes_whole)
+static fa_decode_cut find_cut(const fa_decode_keys *k, int64_t most, bool takes_whole)
 {
     static const int rounds[] = {1, 2, 4, 6};
     static const double lasts[] = {0.1, 0.25, 0.5};
@@ -259,4 +268,33 @@ fa_decode_cut fa_cuda_find_decode_cut(const fa_decode_keys *k, int64_t most, boo
             try_cut(k, whole, (k->tiles + filled - 1) / filled, &best);
     }
     return best;
+}
+
+/* Cuts that this thread has found before: a model has many layers of the same shape, and the number of key tiles seldom grows. */
+typedef struct known_cut {
+    fa_decode_keys keys;
+    int64_t most;
+    bool takes_whole;
+    fa_decode_cut cut;
+} known_cut;
+enum { KNOWN_CUTS = 8 };
+
+static bool is_known(const known_cut *c, const fa_decode_keys *k, int64_t most, bool takes_whole)
+{
+    return c->keys.tasks == k->tasks && c->keys.tiles == k->tiles &&
+           !(c->keys.tile_bytes < k->tile_bytes || c->keys.tile_bytes > k->tile_bytes) &&
+           c->keys.rows == k->rows && c->keys.head_dim == k->head_dim &&
+           c->keys.multiprocessors == k->multiprocessors && c->most == most &&
+           c->takes_whole == takes_whole;
+}
+
+fa_decode_cut fa_cuda_find_decode_cut(const fa_decode_keys *k, int64_t most, bool takes_whole)
+{
+    static _Thread_local known_cut known[KNOWN_CUTS];
+    static _Thread_local unsigned next;
+    for (int i = 0; i < KNOWN_CUTS; i++)
+        if (is_known(&known[i], k, most, takes_whole)) return known[i].cut;
+    const known_cut found = {*k, most, takes_whole, find_cut(k, most, takes_whole)};
+    known[next++ % KNOWN_CUTS] = found;
+    return found.cut;
 }
