@@ -297,7 +297,7 @@ typedef struct cut {
     int64_t parts;
     int blocks;
     double cost;
-    int64_t whole; /* the first work tiles, which are not cut */
+    int64_t whole;  /* the first work tiles, which are not cut */
     int64_t length; /* the least key tiles of a part; 0: as least_of_parts() says */
     bool timed;     /* with two blocks on each multiprocessor, even if there are not so many */
 } cut;
@@ -635,8 +635,7 @@ static cut find_timed_cut(const keys_to_cut *k, const fa_variant *v)
                                  .head_dim = v->head_dim,
                                  .multiprocessors = k->multiprocessors};
     const int64_t most = clamp_parts(k->most, INT64_MAX);
-    fa_decode_cut best =
-        fa_cuda_find_decode_cut(&keys, most, k->in_order && k->fewest == 1);
+    fa_decode_cut best = fa_cuda_find_decode_cut(&keys, most, k->in_order && k->fewest == 1);
     int64_t parts = fa_cuda_count_tiles(keys.tiles, best.length);
     if (parts < k->fewest) parts = k->fewest, best.length = fa_cuda_count_tiles(keys.tiles, parts);
     return (cut){.parts = parts,
@@ -667,10 +666,8 @@ static bool find_cut_of_lengths(const keys_to_cut *k, const fa_variant *v, cut *
     if (parts < k->fewest) parts = k->fewest;
     length = fa_cuda_count_tiles(tiles, parts);
     if (k->tasks < MANY_TASKS && length > MOST_TILES) length = MOST_TILES;
-    *found = (cut){.parts = parts,
-                   .blocks = BLOCKS_TOGETHER,
-                   .length = parts > 1 ? length : 0,
-                   .timed = true};
+    *found = (cut){
+        .parts = parts, .blocks = BLOCKS_TOGETHER, .length = parts > 1 ? length : 0, .timed = true};
     return true;
 }
 

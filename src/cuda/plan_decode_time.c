@@ -37,7 +37,8 @@ typedef struct state {
  * the geometric mean. The rules before it took 1.032 with one query, 1.16 at most.
  */
 typedef struct pace {
-    double tile_us[4];  /* that a block alone needs for a key tile: of 64, 128, 192 and 256 columns */
+    double
+        tile_us[4]; /* that a block alone needs for a key tile: of 64, 128, 192 and 256 columns */
     double start_bytes; /* that a block could read while it starts and ends */
     double launch_us;
     double merge_us, turn_us; /* merging; each 16 parts of it; */
@@ -50,7 +51,10 @@ enum { FEW_ROWS = 8 };
 /* Bytes a us: of the device; and of a multiprocessor with two blocks, if few of them or most have two. */
 static const double device_rate = 4.65e6, both_rate_few = 70e3, both_rate_many = 46.8e3;
 
-static const pace *pace_of(const fa_decode_keys *k) { return k->rows > FEW_ROWS ? &many_rows : &few_rows; }
+static const pace *pace_of(const fa_decode_keys *k)
+{
+    return k->rows > FEW_ROWS ? &many_rows : &few_rows;
+}
 
 static int64_t count_all(const sequence *s) { return s->ends[s->kinds - 1]; }
 
@@ -69,7 +73,8 @@ static void add_group(state *m, group g)
 {
     for (int i = 0; i < m->count; i++) {
         group *other = &m->groups[i];
-        if (other->busy != g.busy || fabs(other->left[0] - g.left[0]) + fabs(other->left[1] - g.left[1]) > 1.0)
+        if (other->busy != g.busy ||
+            fabs(other->left[0] - g.left[0]) + fabs(other->left[1] - g.left[1]) > 1.0)
             continue;
         other->count += g.count;
         return;
@@ -137,7 +142,8 @@ static void start_more(state *m, sequence *s)
         taken += count;
     }
     s->started += taken;
-    for (int busy = 0; busy < SLOTS && taken > 0; busy++) { /* of two free slots first one, then the other */
+    for (int busy = 0; busy < SLOTS && taken > 0;
+         busy++) { /* of two free slots first one, then the other */
         state before;
         copy_state(m, &before);
         m->count = 0;
@@ -157,12 +163,15 @@ static bool find_rates(const state *m, double alone, int64_t multiprocessors, do
         if (m->groups[i].busy > 0) counts[m->groups[i].busy - 1] += (double)m->groups[i].count;
     if (counts[0] + counts[1] < 0.5) return false;
     const double both = 2.0 * counts[1] > (double)multiprocessors ? both_rate_many : both_rate_few;
-    const double rate = device_rate * (double)multiprocessors / 132.0, share = rate / (counts[0] + counts[1]);
+    const double rate = device_rate * (double)multiprocessors / 132.0,
+                 share = rate / (counts[0] + counts[1]);
     rates[0] = fmin(share, alone);
     rates[1] = fmin(share, both);
     /* What some cannot use is left for the others. */
-    if (share > alone && counts[1] > 0.0) rates[1] = fmin(both, (rate - counts[0] * rates[0]) / counts[1]);
-    else if (share > both && counts[0] > 0.0) rates[0] = fmin(alone, (rate - counts[1] * rates[1]) / counts[0]);
+    if (share > alone && counts[1] > 0.0)
+        rates[1] = fmin(both, (rate - counts[0] * rates[0]) / counts[1]);
+    else if (share > both && counts[0] > 0.0)
+        rates[0] = fmin(alone, (rate - counts[1] * rates[1]) / counts[0]);
     return true;
 }
 
@@ -242,7 +251,13 @@ static fa_decode_cut find_cut(const fa_decode_keys *k, int64_t most, bool takes_
 {
     static const int rounds[] = {1, 2, 4, 6};
     static const double lasts[] = {0.1, 0.25, 0.5};
-    enum { MOST_ROUNDS = 16, WHOLE_TRIED = 2, MOST_PARTS_OF_OTHERS = 4, MOST_FILLING = 8, LAST_TRIED = 3 };
+    enum {
+        MOST_ROUNDS = 16,
+        WHOLE_TRIED = 2,
+        MOST_PARTS_OF_OTHERS = 4,
+        MOST_FILLING = 8,
+        LAST_TRIED = 3
+    };
     const int64_t m = k->multiprocessors;
     fa_decode_cut best = {0, k->tiles, INFINITY};
     if (k->tasks > MOST_ROUNDS * m || most <= 1) return best;

@@ -542,7 +542,8 @@ static double sections_seconds(const fa_problem *p, const shape *s, const work *
     const bool even = !fa_cuda_has_own_lengths(p) && !p->cu_seqlens_q && s->tiles * s->heads > 1 &&
                       sections % (s->tiles * s->heads) == 0 &&
                       sections / (s->tiles * s->heads) <= MOST_EVEN_PARTS;
-    const double tiles = (double)w->tiles / (double)sections, merging = merging_seconds(s, sections);
+    const double tiles = (double)w->tiles / (double)sections,
+                 merging = merging_seconds(s, sections);
     const double each = w->average * s->tile_seconds * (even ? gain_of_whole_sections : 1.0);
     if (fa_cuda_has_own_lengths(p))
         return s->pace->launch + tiles * (slowness_of_sections(p) * each + s->pace->round) +
@@ -912,8 +913,7 @@ bool fa_cuda_plan_split_form(const fa_problem *p, fa_cuda_split_form form,
     if (sections) {
         const shape s = find_longest(p, v);
         fa_cuda_section_split_sm90(p, device, count_sections(p, &s, device->multiprocessors), plan);
-    }
-    else fa_cuda_cut_split_sm90(p, device, chosen, plan);
+    } else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
 }
 

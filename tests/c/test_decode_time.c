@@ -43,12 +43,15 @@ static void test_limits(void)
         const int dim = dims[draw(0, 3)];
         const fa_decode_keys k = make_keys(draw(1, 700), draw(1, 300), dim, draw(0, 1) ? 8 : 16);
         const int64_t length = draw(1, k.tiles), whole = draw(0, 3) ? 0 : draw(0, k.tasks - 1);
-        const double us = time_of(&k, whole, length), all = (double)(k.tasks * k.tiles) * k.tile_bytes;
+        const double us = time_of(&k, whole, length),
+                     all = (double)(k.tasks * k.tiles) * k.tile_bytes;
         const double longest = (double)(whole > 0 ? k.tiles : length) * k.tile_bytes;
-        CHECK(isfinite(us) && us >= all / 4.8e6 && us >= longest / 110e3, "%d: %g us of %g bytes", i, us, all);
+        CHECK(isfinite(us) && us >= all / 4.8e6 && us >= longest / 110e3, "%d: %g us of %g bytes",
+              i, us, all);
         const int64_t parts = (k.tiles + length - 1) / length,
                       rounds = ((k.tasks - whole) * parts + whole) / (2 * SMS) + 1;
-        CHECK(us < 20 + 3 * all / 4.5e6 + (double)rounds * (3 + longest / 20e3), "%d: %g us", i, us);
+        CHECK(us < 20 + 3 * all / 4.5e6 + (double)rounds * (3 + longest / 20e3), "%d: %g us", i,
+              us);
     }
 }
 
@@ -60,10 +63,12 @@ static void test_choice(void)
         const int64_t most = draw(1, 128);
         const bool takes_whole = draw(0, 1);
         const fa_decode_cut cut = fa_cuda_find_decode_cut(&k, most, takes_whole);
-        CHECK(cut.length >= 1 && cut.length <= k.tiles && (k.tiles + cut.length - 1) / cut.length <= most,
+        CHECK(cut.length >= 1 && cut.length <= k.tiles &&
+                  (k.tiles + cut.length - 1) / cut.length <= most,
               "%d: parts of %lld of %lld tiles, at most %lld", i, (long long)cut.length,
               (long long)k.tiles, (long long)most);
-        CHECK(cut.whole >= 0 && cut.whole < k.tasks && (takes_whole || cut.whole == 0), "%d: whole", i);
+        CHECK(cut.whole >= 0 && cut.whole < k.tasks && (takes_whole || cut.whole == 0), "%d: whole",
+              i);
         if (isfinite(cut.us) && k.tasks > SMS)
             CHECK(cut.us <= time_of(&k, 0, k.tiles) + 1e-9, "%d: slower than one part", i);
     }
@@ -85,12 +90,13 @@ static void test_timed(void)
                  {150, 92, 128, 8, {0, 0}, {27, 92}, {104.8, 153.8}},
                  {24, 33, 128, 8, {0, 0}, {7, 33}, {11.6, 25.8}}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fa_decode_keys k = make_keys(cases[i].tasks, cases[i].tiles, cases[i].head_dim, cases[i].rows);
+        const fa_decode_keys k =
+            make_keys(cases[i].tasks, cases[i].tiles, cases[i].head_dim, cases[i].rows);
         double us[2];
         for (int n = 0; n < 2; n++) us[n] = time_of(&k, cases[i].whole[n], cases[i].length[n]);
         CHECK(us[0] < us[1], "case %d: %g and %g us", (int)i, us[0], us[1]);
-        CHECK(fabs(log(us[0] / cases[i].us[0])) < 0.12, "case %d: %g us, measured %g", (int)i, us[0],
-              cases[i].us[0]);
+        CHECK(fabs(log(us[0] / cases[i].us[0])) < 0.12, "case %d: %g us, measured %g", (int)i,
+              us[0], cases[i].us[0]);
     }
 }
 

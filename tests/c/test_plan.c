@@ -1419,7 +1419,7 @@ static void test_decode_sm90_merge(void)
         {4, 16, 4, 5, 730, 256, true, 16, 8, 8},     {2, 16, 4, 14, 6946, 128, true, 16, 16, 7},
         {4, 32, 8, 8, 256, 128, false, 32, 1, 7},    {4, 32, 8, 8, 64, 128, false, 32, 1, 7},
         {19, 32, 8, 1, 8192, 128, false, 152, 2, 1}, {37, 32, 8, 1, 8192, 128, false, 296, 3, 1},
-        {40, 16, 2, 1, 8000, 256, false, 80, 1, 4},   {16, 32, 8, 1, 8192, 128, false, 128, 1, 1},
+        {40, 16, 2, 1, 8000, 256, false, 80, 1, 4},  {16, 32, 8, 1, 8192, 128, false, 128, 1, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_cached(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys,
@@ -1485,7 +1485,8 @@ static void test_decode_sm90(void)
         own.seqlens_k = (const int32_t *)(const void *)memory;
         CHECK(fa_cuda_plan_make(&own, &devices[H200], family, &plan, why, sizeof why), "%s", why);
         const fa_cuda_plan_launch *l = &plan.launches[0];
-        CHECK(l->decode.parts == (batch == 1 ? 16 : 3) && l->decode.least == (batch == 1 ? 1 : 43) &&
+        CHECK(l->decode.parts == (batch == 1 ? 16 : 3) &&
+                  l->decode.least == (batch == 1 ? 1 : 43) &&
                   params_of(&own, l).stages == (batch == 1 ? 12 : 4),
               "batch %d: %d parts of %d key tiles at least", (int)batch, (int)l->decode.parts,
               (int)l->decode.least);
