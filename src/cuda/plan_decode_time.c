@@ -37,8 +37,7 @@ typedef struct state {
  * the geometric mean. The rules before it took 1.032 with one query, 1.16 at most.
  */
 typedef struct pace {
-    double
-        tile_us[4]; /* that a block alone needs for a key tile: of 64, 128, 192 and 256 columns */
+    double tile_us[4];  /* for a block alone, of a key tile of 64, 128, 192 and 256 columns */
     double start_bytes; /* that a block could read while it starts and ends */
     double launch_us;
     double merge_us, turn_us; /* merging; each 16 parts of it; */
