@@ -625,6 +625,15 @@ static bool has_timed_cut(const fa_variant *v)
     return is_sm90(v) && !is_persistent(v) && !is_8bit(v) && v->group_rows <= MOST_TIMED_ROWS;
 }
 
+/* Whether nearly every multiprocessor has one block with wide heads: then each should be alone. Of the next grid some multiprocessors
+ * would get two, because its blocks start early (H200, us, head dim 256, 128 blocks, alone and with room for two: 64 work tiles of 95 key tiles
+ * 94, 103, of 178 170, 178; but 96 of 9 20.4, 18.1, 112 of 48 91, 82; head dim 128, 128 of 128 123, 122). */
+static bool has_nearly_one_each(const keys_to_cut *k, const fa_variant *v, int64_t parts)
+{
+    const int64_t blocks = k->tasks * parts, m = k->multiprocessors;
+    return v->head_dim >= WIDE && blocks <= m && 10 * blocks >= 9 * m;
+}
+
 /* Cuts by the model of the time, where all work tiles have equally many keys. */
 static cut find_timed_cut(const keys_to_cut *k, const fa_variant *v)
 {
@@ -643,7 +652,7 @@ static cut find_timed_cut(const keys_to_cut *k, const fa_variant *v)
                  .cost = best.us,
                  .whole = best.whole,
                  .length = parts > 1 ? best.length : 0,
-                 .timed = true};
+                 .timed = !has_nearly_one_each(k, v, parts)};
 }
 
 /* The same where only the device knows the lengths, for so many keys that it matters: parts as long as fill 0.72 of a round of blocks, if

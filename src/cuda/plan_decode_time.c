@@ -42,13 +42,14 @@ typedef struct pace {
     double launch_us;
     double merge_us, turn_us; /* merging; each 16 parts of it; */
     double sums_us;           /* and sums of as many parts as there are slots */
+    double both_few,
+        both_many; /* bytes a us of a multiprocessor with two blocks, if few of them or most have two */
 } pace;
-static const pace few_rows = {{0.85, 0.72, 1.5, 1.07}, 22e3, 4.0, 0.39, 0.23, 0.09},
-                  many_rows = {{1.06, 1.0, 2.16, 1.12}, 16e3, 3.4, 2.1, 0.59, 0.43};
+static const pace few_rows = {{0.85, 0.72, 1.5, 1.07}, 22e3, 4.0, 0.39, 0.23, 0.09, 70e3, 46.8e3},
+                  many_rows = {{1.06, 1.0, 2.16, 1.12}, 16e3, 3.4, 2.1, 0.59, 0.43, 44e3, 42e3};
 enum { FEW_ROWS = 8 };
 
-/* Bytes a us: of the device; and of a multiprocessor with two blocks, if few of them or most have two. */
-static const double device_rate = 4.65e6, both_rate_few = 70e3, both_rate_many = 46.8e3;
+static const double device_rate = 4.65e6; /* bytes a us */
 
 static const pace *pace_of(const fa_decode_keys *k)
 {
@@ -155,13 +156,15 @@ static void start_more(state *m, sequence *s)
 }
 
 /* Bytes a us of a multiprocessor with one block, and with two. False: all have ended. */
-static bool find_rates(const state *m, double alone, int64_t multiprocessors, double rates[SLOTS])
+static bool find_rates(const state *m, const pace *pace, double alone, int64_t multiprocessors,
+                       double rates[SLOTS])
 {
     double counts[SLOTS] = {0.0};
     for (int i = 0; i < m->count; i++)
         if (m->groups[i].busy > 0) counts[m->groups[i].busy - 1] += (double)m->groups[i].count;
     if (counts[0] + counts[1] < 0.5) return false;
-    const double both = 2.0 * counts[1] > (double)multiprocessors ? both_rate_many : both_rate_few;
+    const double both =
+        2.0 * counts[1] > (double)multiprocessors ? pace->both_many : pace->both_few;
     const double rate = device_rate * (double)multiprocessors / 132.0,
                  share = rate / (counts[0] + counts[1]);
     rates[0] = fmin(share, alone);
@@ -224,7 +227,7 @@ void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
     add_run(&s, others, (double)(k->tiles - (parts - 1) * cut->length), k);
     cut->us = pace->launch_us;
     start_first(&m, &s, k->multiprocessors);
-    while (find_rates(&m, alone, k->multiprocessors, rates)) {
+    while (find_rates(&m, pace, alone, k->multiprocessors, rates)) {
         cut->us += end_next(&m, rates);
         if (s.started < count_all(&s)) start_more(&m, &s);
     }
@@ -235,9 +238,7 @@ void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
 
 static void try_cut(const fa_decode_keys *k, int64_t whole, int64_t length, fa_decode_cut *best)
 {
-    /* Whole ones end less evenly than the model says: 22 sequences of 4k to 12k keys, 8 heads of 128, all in three parts 1.02 to 1.04 times
-     * as fast as a part of the last 44 work tiles. */
-    const double whole_takes = 1.025;
+    const double whole_takes = 1.025; /* whole ones end less evenly than the model says */
     fa_decode_cut cut = {whole, length < 1 ? 1 : length, 0.0};
     fa_cuda_time_cut(k, &cut);
     if (whole > 0) cut.us *= whole_takes;
@@ -245,7 +246,7 @@ static void try_cut(const fa_decode_keys *k, int64_t whole, int64_t length, fa_d
 }
 
 /* Parts that fill one or some blocks of each multiprocessor, and parts of which the last one is shorter: its blocks start last and are
- * where others have ended. If there are more work tiles than multiprocessors, also a whole part of the first ones. */
+ * where others have ended. If there is more than a round of work tiles, also a whole part of the first ones. */
 static fa_decode_cut find_cut(const fa_decode_keys *k, int64_t most, bool takes_whole)
 {
     static const int rounds[] = {1, 2, 4, 6};
@@ -271,7 +272,7 @@ static fa_decode_cut find_cut(const fa_decode_keys *k, int64_t most, bool takes_
         for (int n = 0; n < LAST_TRIED && parts < most; n++)
             try_cut(k, 0, (int64_t)ceil((double)k->tiles / ((double)parts + lasts[n])), &best);
     }
-    if (!takes_whole) return best;
+    if (!takes_whole || k->tasks <= SLOTS * m) return best;
     int64_t whole = (k->tasks - 1) / m * m;
     for (int i = 0; i < WHOLE_TRIED && whole > 0; i++, whole -= m) {
         const int64_t filling = SLOTS * m / (k->tasks - whole),
