@@ -643,11 +643,11 @@ static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t bl
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
-/* The time with sections, if no lengths are on the device. Without heads that share query tiles, parts are better. */
+/* The time with sections, if no lengths are on the device. */
 static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     const shape s = find_longest(p, v);
-    if (p->n_k < LEAST_KEYS || s.group == 1 || is_line_too_long(p, &s)) return INFINITY;
+    if (p->n_k < LEAST_KEYS || is_line_too_long(p, &s)) return INFINITY;
     const work w = find_work(p, &s);
     return sections_seconds(p, &s, &w, blocks);
 }
