@@ -643,11 +643,18 @@ static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t bl
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
-/* The time with sections, if no lengths are on the device. */
+static bool has_mask(const fa_problem *p)
+{
+    return p->causal || p->window_left >= 0 || p->window_right >= 0;
+}
+
+/* The time with sections, if no lengths are on the device. Where heads do not share query tiles, parts are mostly better under a mask and with
+ * many queries, but there are at most FA_SM90_PARTS of a tile. */
 static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     const shape s = find_longest(p, v);
     if (p->n_k < LEAST_KEYS || is_line_too_long(p, &s)) return INFINITY;
+    if (s.group == 1 && (has_mask(p) || paces_of(p) != &few_queries)) return INFINITY;
     const work w = find_work(p, &s);
     return sections_seconds(p, &s, &w, blocks);
 }
