@@ -878,6 +878,13 @@ static bool has_few_tiles(const fa_problem *p)
            fa_cuda_count_decode_rows(p) <= FEW_ROWS;
 }
 
+/* Whether packed sequences have few rows on average, but the longest one has more than a work tile of so many: its keys would be read more
+ * often than with 32. */
+static bool has_longer_sequences(const fa_problem *p, int64_t rows)
+{
+    return p->cu_seqlens_q && !p->batch_invariant && p->max_q * group_size(p) > rows;
+}
+
 /* copied: of fa_cuda_copies_keys. */
 static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim, bool copied)
 {
@@ -885,6 +892,8 @@ static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim, bool co
                                         : !is_8bit(v) && v->element == (fa_element)p->q.dtype;
     if (is_sm90(v) && v->copied != copied) return false;
     if (is_sm90(v) && v->head_dim == 192 && has_few_tiles(p)) return false;
+    if (is_sm90(v) && !is_8bit(v) && v->group_rows == 16 && has_longer_sequences(p, 16))
+        return false;
     return v->head_dim >= dim && fits && is_latent_kernel(v) == fa_cuda_is_latent(p) &&
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }

@@ -1688,6 +1688,16 @@ static void test_own_tiles(void)
     const fa_cuda_plan plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
     CHECK(plan.launches[0].tiles == 130 && plan.launches[0].decode.most_queries == 0,
           "%d tiles with lengths of their own", (int)plan.launches[0].tiles);
+    /* Work tiles of 16 rows, unless the longest sequence would have more of these. */
+    p.seqlens_q = NULL;
+    p.n_q = p.rows_q = 256;
+    for (int64_t longest = 4; longest <= 5; longest++) {
+        p.max_q = longest;
+        const fa_cuda_plan few = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
+        CHECK(few.launches[0].variant == (longest == 4 ? FA_VARIANT_decode_sm90_d128_bf16_rows16
+                                                       : FA_VARIANT_decode_sm90_d128_bf16_rows32),
+              "%d queries at most: %s", (int)longest, name_of(&few));
+    }
 }
 
 /* Parts and work tiles of the table in docs/kernels/decode.md, on an H200. */
