@@ -616,18 +616,36 @@ FAMILY(decode, sm90)
 VARIANT_16BIT(decode_sm90_d64, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90",
               .architecture = 90, .head_dim = 64, .options = 0, .group_rows = 8, .keys = 128,
               .stages = 4, .static_smem = 480, .blocks = 3)
+VARIANT_16BIT_SUFFIX(decode_sm90_d64, _rows16, .file = "decode_sm90/decode_sm90",
+                     .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
+                     .group_rows = 16, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2)
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
                      .group_rows = 32, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2)
 VARIANT_16BIT(decode_sm90_d128, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90",
               .architecture = 90, .head_dim = 128, .options = 0, .group_rows = 8, .keys = 64,
               .stages = 4, .static_smem = 480, .blocks = 3)
+VARIANT_16BIT_SUFFIX(decode_sm90_d128, _rows16, .file = "decode_sm90/decode_sm90",
+                     .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
+                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
 VARIANT_16BIT_SUFFIX(decode_sm90_d128, _rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
                      .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
+VARIANT_16BIT(decode_sm90_d192, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90",
+              .architecture = 90, .head_dim = 192, .options = 0, .group_rows = 8, .keys = 128,
+              .stages = 6, .static_smem = 480, .blocks = 2)
+VARIANT_16BIT_SUFFIX(decode_sm90_d192, _rows16, .file = "decode_sm90/decode_sm90",
+                     .kernel = "decode_sm90", .architecture = 90, .head_dim = 192, .options = 0,
+                     .group_rows = 16, .keys = 128, .stages = 6, .static_smem = 480, .blocks = 2)
+VARIANT_16BIT_SUFFIX(decode_sm90_d192, _rows32, .file = "decode_sm90/decode_sm90",
+                     .kernel = "decode_sm90", .architecture = 90, .head_dim = 192, .options = 0,
+                     .group_rows = 32, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2)
 VARIANT_16BIT(decode_sm90_d256, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90",
               .architecture = 90, .head_dim = 256, .options = 0, .group_rows = 8, .keys = 64,
               .stages = 4, .static_smem = 480, .blocks = 3)
+VARIANT_16BIT_SUFFIX(decode_sm90_d256, _rows16, .file = "decode_sm90/decode_sm90",
+                     .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,
+                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
 VARIANT_16BIT_SUFFIX(decode_sm90_d256, _rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,
                      .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
@@ -635,6 +653,10 @@ VARIANT_16BIT_SUFFIX(decode_sm90_d256, _rows32, .file = "decode_sm90/decode_sm90
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _copied, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
                      .group_rows = 8, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .copied = 1)
+VARIANT_16BIT_SUFFIX(decode_sm90_d64, _copied_rows16, .file = "decode_sm90/decode_sm90",
+                     .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
+                     .group_rows = 16, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _copied_rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
@@ -644,6 +666,10 @@ VARIANT_16BIT_SUFFIX(decode_sm90_d128, _copied, .file = "decode_sm90/decode_sm90
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
                      .group_rows = 8, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
                      .copied = 1)
+VARIANT_16BIT_SUFFIX(decode_sm90_d128, _copied_rows16, .file = "decode_sm90/decode_sm90",
+                     .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
+                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d128, _copied_rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
                      .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
@@ -651,6 +677,10 @@ VARIANT_16BIT_SUFFIX(decode_sm90_d128, _copied_rows32, .file = "decode_sm90/deco
 VARIANT_16BIT_SUFFIX(decode_sm90_d256, _copied, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,
                      .group_rows = 8, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .copied = 1)
+VARIANT_16BIT_SUFFIX(decode_sm90_d256, _copied_rows16, .file = "decode_sm90/decode_sm90",
+                     .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,
+                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d256, _copied_rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,

@@ -187,7 +187,8 @@ enum {
     WEIGHT_BYTES = KEY_BLOCKS * QUERY_BLOCK_BYTES, /* of a buffer */
     WEIGHT_BUFFERS = 2
 };
-static_assert(ROWS == 8 || ROWS == 32, "columns of the products that ptx/wgmma.cuh has");
+static_assert(ROWS == 8 || ROWS == 16 || ROWS == 32,
+              "columns of the products that ptx/wgmma.cuh has");
 static_assert(KEYS % 64 == 0, "whole products");
 static_assert(4 * ROWS * ROW_FLOATS <= 3 * STAGE_BYTES, "room for the block's sums");
 static_assert(4 * ROWS * 3 <= QUERY_BYTES, "room for the rows' factors");

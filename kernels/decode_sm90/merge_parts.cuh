@@ -46,7 +46,7 @@ FA_DEVICE void write_sums(const fa_decode_params *d, const fa_work *w, const flo
 #endif
 
 /* Parts that are loaded at once. A lane of those that have a row loads the base and the sum of one of them. */
-enum { SOURCES = 16, ROW_LANES = VALUE_DIM / 4 < 32 ? VALUE_DIM / 4 : 32 };
+enum { SOURCES = 16, ROW_LANES = VALUE_DIM % 128 == 0 ? 32 : 16 };
 static_assert((int)SOURCES <= (int)ROW_LANES, "a lane for each part");
 
 /* What a thread finishes: four columns of a row. */

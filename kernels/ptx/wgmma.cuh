@@ -70,7 +70,7 @@ FA_DEVICE void ptx_wgmma_commit(void)
 #define PTX_WGMMA_ACROSS_AB(across_a, across) ", " #across_a ", " #across
 #endif
 
-/* Placeholders and operands of accumulators, eight at a time; and of four. */
+/* Placeholders and operands of accumulators, eight at a time; and of four and of eight. */
 #define PTX_NAMES_FOUR "%0, %1, %2, %3"
 #define PTX_DATA_FOUR(d, i) "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define PTX_NAMES_0 "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -90,6 +90,7 @@ FA_DEVICE void ptx_wgmma_commit(void)
 #define PTX_NAMES_14 "%112, %113, %114, %115, %116, %117, %118, %119"
 #define PTX_NAMES_15 "%120, %121, %122, %123, %124, %125, %126, %127"
 
+#define PTX_NAMES_EIGHT PTX_NAMES_0
 #define PTX_NAMES_16 PTX_NAMES_0 ", " PTX_NAMES_1
 #define PTX_NAMES_32 PTX_NAMES_0 ", " PTX_NAMES_1 ", " PTX_NAMES_2 ", " PTX_NAMES_3
 #define PTX_NAMES_40 PTX_NAMES_32 ", " PTX_NAMES_4
@@ -106,6 +107,7 @@ FA_DEVICE void ptx_wgmma_commit(void)
 #define PTX_DATA_8(d, i)                                                                           \
     "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]),      \
         "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+#define PTX_DATA_EIGHT(d, i) PTX_DATA_8(d, i)
 #define PTX_DATA_16(d, i) PTX_DATA_8(d, i), PTX_DATA_8(d, (i) + 8)
 #define PTX_DATA_32(d, i)                                                                          \
     PTX_DATA_8(d, i), PTX_DATA_8(d, (i) + 8), PTX_DATA_8(d, (i) + 16), PTX_DATA_8(d, (i) + 24)
@@ -170,6 +172,8 @@ FA_DEVICE void ptx_wgmma_commit(void)
 #if ELEMENT != FA_ELEMENT_TF32
 PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, 8, FOUR, 4, 5, 6)
 PTX_DEFINE_WGMMA_SHARED(vp, 1, 0, 8, FOUR, 4, 5, 6)
+PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, 16, EIGHT, 8, 9, 10)
+PTX_DEFINE_WGMMA_SHARED(vp, 1, 0, 16, EIGHT, 8, 9, 10)
 PTX_DEFINE_WGMMA_SHARED(vp, 1, 0, 32, 16, 16, 17, 18)
 PTX_DEFINE_WGMMA_SHARED(across, 1, 1, 192, 96, 96, 97, 98)
 #endif

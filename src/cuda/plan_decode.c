@@ -14,6 +14,7 @@
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
+#include "cuda/plan_decode_time.h"
 
 /* Positions and rows, plus a tile, are counted in 32 bits. */
 static const int64_t max_rows = INT32_MAX - 4096;
@@ -296,7 +297,9 @@ typedef struct cut {
     int64_t parts;
     int blocks;
     double cost;
-    int64_t whole; /* the first work tiles, which are not cut */
+    int64_t whole;  /* the first work tiles, which are not cut */
+    int64_t length; /* the least key tiles of a part; 0: as least_of_parts() says */
+    bool timed;     /* with two blocks on each multiprocessor, even if there are not so many */
 } cut;
 
 /* What is cut. */
@@ -331,7 +334,7 @@ static void try_cuts(const keys_to_cut *k, int blocks, cut *best)
         const int64_t fitting = clamp_parts(rounds * room / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double cost = cost_of(k, parts, blocks);
-        if (cost < best->cost) *best = (cut){parts, blocks, cost, 0};
+        if (cost < best->cost) *best = (cut){.parts = parts, .blocks = blocks, .cost = cost};
     }
 }
 
@@ -375,11 +378,12 @@ static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int 
 static int choose_stages(const fa_cuda_device *device, const fa_variant *v, int blocks,
                          int64_t keys)
 {
-    enum { STEADY_STAGES = 4, MANY_TILES = 16 };
+    enum { STEADY_STAGES = 4, MANY_TILES = 16, MOST_STEADY_ROWS = 16 };
     if (is_persistent(v)) return v->stages;
     const int stages = count_stages(device, v, blocks);
-    const bool steady =
-        v->head_dim == 128 && !is_8bit(v) && blocks == 2 && keys >= (int64_t)MANY_TILES * v->keys;
+    const bool steady = v->head_dim <= 128 && !is_8bit(v) && blocks == 2 &&
+                        (v->group_rows <= MOST_STEADY_ROWS ||
+                         (v->head_dim == 128 && keys >= (int64_t)MANY_TILES * v->keys));
     return steady && stages > STEADY_STAGES ? STEADY_STAGES : stages;
 }
 
@@ -553,13 +557,13 @@ static void try_whole_rounds(const keys_to_cut *k, const fa_variant *v, cut *bes
 static cut find_cut_of_rounds(const keys_to_cut *k, const fa_variant *v, int fewest)
 {
     static const int wanted[] = {0, 1, 2, 4, 8, 12, 16, 20, 24};
-    cut best = {1, BLOCKS_TOGETHER, INFINITY, 0};
+    cut best = {.parts = 1, .blocks = BLOCKS_TOGETHER, .cost = INFINITY};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         if (wanted[i] < fewest) continue;
         const int64_t fitting = clamp_parts(wanted[i] * k->multiprocessors / 2 / k->tasks, k->most);
         const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
         const double ns = rounds_ns(k, v, parts);
-        if (ns < best.cost) best = (cut){parts, BLOCKS_TOGETHER, ns, 0};
+        if (ns < best.cost) best = (cut){.parts = parts, .blocks = BLOCKS_TOGETHER, .cost = ns};
     }
     if (k->in_order && k->fewest == 1) try_whole_rounds(k, v, &best);
     return best;
@@ -573,7 +577,7 @@ static bool find_cut_of_many_rows(const keys_to_cut *k, const fa_variant *v, cut
     enum { LEAST_ROWS = 32, LEAST_TILES = 2 };
     const int64_t parts = clamp_parts(BLOCKS_TOGETHER * k->multiprocessors / k->tasks, k->most);
     if (v->group_rows < LEAST_ROWS || k->keys < LEAST_TILES * parts * v->keys) return false;
-    *found = (cut){parts, BLOCKS_TOGETHER, 0.0, 0};
+    *found = (cut){.parts = parts, .blocks = BLOCKS_TOGETHER};
     return true;
 }
 
@@ -586,7 +590,7 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 {
     const int64_t most = clamp_parts(k->multiprocessors / k->tasks, k->most);
     const int64_t alone = v->head_dim >= WIDE ? FULL_RATE_BLOCKS_WIDE : FULL_RATE_BLOCKS;
-    cut best = {1, 1, INFINITY, 0};
+    cut best = {.parts = 1, .blocks = 1, .cost = INFINITY};
     if (find_cut_of_many_rows(k, v, &best)) return best;
     for (int64_t parts = k->fewest < most ? k->fewest : most; parts <= most; parts++) {
         if (parts > FEW_PARTS && parts % FEW_PARTS != 0 && parts < most) continue;
@@ -594,10 +598,15 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
         const int64_t merges = parts > 1 ? fa_cuda_count_tiles(parts, FEW_PARTS) : 0;
         const double bytes = (double)k->keys / (double)parts * (double)k->key_bytes;
         const double cost = (double)blocks * bytes + (double)(merges * MERGE_BYTES);
-        if (cost <= best.cost) best = (cut){parts, 1, cost, 0};
+        if (cost <= best.cost) best = (cut){.parts = parts, .blocks = 1, .cost = cost};
     }
     return best;
 }
+
+/* Rows of the work tiles whose cuts have been timed, and rounds of them. */
+enum { MOST_TIMED_ROWS = 16, MOST_TIMED_ROUNDS = 2 };
+
+enum { LENGTHS_DIFFER = 4 };
 
 /* The fewest blocks for each two multiprocessors that are tried if lengths are unknown: a single block could have all keys of the
  * longest sequence. But sequences are likely to have equally many keys in reach if a window hides at least half of the longest
@@ -607,7 +616,68 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 static int find_fewest_blocks(const fa_problem *p, int64_t keys)
 {
     if (p->batch <= 1 || !fa_cuda_has_own_lengths(p)) return 0;
-    return 2 * keys <= p->n_k ? 2 : 4;
+    return 2 * keys <= p->n_k ? 2 : LENGTHS_DIFFER;
+}
+
+/* Whether the cut is that of the model in plan_decode_time.c. */
+static bool has_timed_cut(const fa_variant *v)
+{
+    return is_sm90(v) && !is_persistent(v) && !is_8bit(v) && v->group_rows <= MOST_TIMED_ROWS;
+}
+
+/* Whether nearly every multiprocessor has one block with wide heads: then each should be alone. Of the next grid some multiprocessors
+ * would get two, because its blocks start early (H200, us, head dim 256, 128 blocks, alone and with room for two: 64 work tiles of 95 key tiles
+ * 94, 103, of 178 170, 178; but 96 of 9 20.4, 18.1, 112 of 48 91, 82; head dim 128, 128 of 128 123, 122). */
+static bool has_nearly_one_each(const keys_to_cut *k, const fa_variant *v, int64_t parts)
+{
+    const int64_t blocks = k->tasks * parts, m = k->multiprocessors;
+    return v->head_dim >= WIDE && blocks <= m && 10 * blocks >= 9 * m;
+}
+
+/* Cuts by the model of the time, where all work tiles have equally many keys. */
+static cut find_timed_cut(const keys_to_cut *k, const fa_variant *v)
+{
+    const fa_decode_keys keys = {.tasks = k->tasks,
+                                 .tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys)),
+                                 .tile_bytes = (double)(k->key_bytes * v->keys),
+                                 .rows = v->group_rows,
+                                 .head_dim = v->head_dim,
+                                 .multiprocessors = k->multiprocessors};
+    const int64_t most = clamp_parts(k->most, INT64_MAX);
+    fa_decode_cut best = fa_cuda_find_decode_cut(&keys, most, k->in_order && k->fewest == 1);
+    int64_t parts = fa_cuda_count_tiles(keys.tiles, best.length);
+    if (parts < k->fewest) parts = k->fewest, best.length = fa_cuda_count_tiles(keys.tiles, parts);
+    return (cut){.parts = parts,
+                 .blocks = BLOCKS_TOGETHER,
+                 .cost = best.us,
+                 .whole = best.whole,
+                 .length = parts > 1 ? best.length : 0,
+                 .timed = !has_nearly_one_each(k, v, parts)};
+}
+
+/* The same where only the device knows the lengths, for so many keys that it matters: parts as long as fill 0.72 of a round of blocks, if
+ * sequences have half of the longest one's keys on average. They have this length in shorter sequences, too: then all blocks take
+ * equally long, and none waits for another one's end. But few work tiles have parts of at most MOST_TILES key tiles, because no
+ * sequence may be nearly as long as what was promised. (H200, pages, us: the parts before, which are shorter in shorter sequences, these
+ * with one key tile at least, with half of the length, with all of it: 60 work tiles of up to 97 key tiles, 16 rows, 49.0, 41.9, 43.9, 36.1;
+ * 64 of 43, 27.8, 25.9, 22.5, 21.6; 264 of 102, 124, 113, 108, 104; 192 of 31, 34.0, 34.7, 33.3, 29.0; 12 of 302, 25.9, 27.2, 25.9, 22.2;
+ * but 27 of 14, 11.2, 13.0; 72 of 5 10.9, 11.5. Blocks that count the key tiles of all sequences, and have parts by these, find their
+ * work 2 us later, and the launch that merges as well: 23.5, 37.7, 102, 33.2, 25.3.) */
+static bool find_cut_of_lengths(const keys_to_cut *k, const fa_variant *v, cut *found)
+{
+    enum { LEAST_BYTES = 75 << 20, ROUND_PERCENT = 288, MOST_TILES = 16, MANY_TASKS = 120 };
+    const int64_t tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys));
+    if (k->tasks * k->keys * k->key_bytes < LEAST_BYTES) return false;
+    int64_t length = k->tasks * tiles / (ROUND_PERCENT * k->multiprocessors / 100) + 1;
+    int64_t parts = fa_cuda_count_tiles(tiles, length);
+    if (parts > FEW_PARTS) parts = (parts + FEW_PARTS / 2) / FEW_PARTS * FEW_PARTS;
+    parts = clamp_parts(parts, k->most);
+    if (parts < k->fewest) parts = k->fewest;
+    length = fa_cuda_count_tiles(tiles, parts);
+    if (k->tasks < MANY_TASKS && length > MOST_TILES) length = MOST_TILES;
+    *found = (cut){
+        .parts = parts, .blocks = BLOCKS_TOGETHER, .length = parts > 1 ? length : 0, .timed = true};
+    return true;
 }
 
 /* tasks: work tiles that count. If keys are not in pages, two blocks on a multiprocessor have enough bytes in flight; if three
@@ -628,7 +698,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                      .merge_turns = is_sm90(v) ? count_merge_turns(l) : 1,
                      .grows = is_sm90(v),
                      .in_order = tasks == l->tasks && (!p->cu_seqlens_q || l->decode.most_queries)};
-    cut best = {1, fitting, INFINITY, 0};
+    cut best = {.parts = 1, .blocks = fitting, .cost = INFINITY};
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX);
     if (p->batch_invariant || tasks == 0) return best;
@@ -636,6 +706,11 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
         k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.most);
     if (is_sm90(v)) {
         const int fewest = find_fewest_blocks(p, k.keys);
+        const bool is_timed = has_timed_cut(v) && tasks > MOST_FEW_TASKS &&
+                              tasks <= MOST_TIMED_ROUNDS * BLOCKS_TOGETHER * k.multiprocessors;
+        if (fewest == LENGTHS_DIFFER && has_timed_cut(v) && find_cut_of_lengths(&k, v, &best))
+            return best;
+        if (fewest < LENGTHS_DIFFER && is_timed) return find_timed_cut(&k, v);
         if (tasks > MOST_FEW_TASKS) return find_cut_of_rounds(&k, v, fewest);
         if (fewest == 0) return find_cut_of_one_round(&k, v);
     }
@@ -794,12 +869,31 @@ bool fa_cuda_copies_keys(const fa_problem *p)
            (p->rows_k < LARGE_PAGE || (!p->batch_invariant && p->batch * p->heads_kv <= FEW_TILES));
 }
 
+/* Whether few short sequences have few tiles of 128 keys: then tiles of 64 keys are faster, also where a quarter of their columns is empty
+ * (H200, us, head dim 192, 560 keys, 8 key/value heads, 6.3, here 7.3; 8 rows, 592 keys, 7.4 and 7.2; 983 keys 8.3, 7.4). */
+static bool has_few_tiles(const fa_problem *p)
+{
+    enum { FEW_KEYS = 576, FEW_ROWS = 8 };
+    return !p->batch_invariant && p->n_k < FEW_KEYS && p->batch * p->heads_kv <= MOST_FEW_TASKS &&
+           fa_cuda_count_decode_rows(p) <= FEW_ROWS;
+}
+
+/* Whether packed sequences have few rows on average, but the longest one has more than a work tile of so many: its keys would be read more
+ * often than with 32. */
+static bool has_longer_sequences(const fa_problem *p, int64_t rows)
+{
+    return p->cu_seqlens_q && !p->batch_invariant && p->max_q * group_size(p) > rows;
+}
+
 /* copied: of fa_cuda_copies_keys. */
 static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim, bool copied)
 {
     const bool fits = has_8_bits(&p->k) ? v->cache == (fa_element)p->k.dtype
                                         : !is_8bit(v) && v->element == (fa_element)p->q.dtype;
     if (is_sm90(v) && v->copied != copied) return false;
+    if (is_sm90(v) && v->head_dim == 192 && has_few_tiles(p)) return false;
+    if (is_sm90(v) && !is_8bit(v) && v->group_rows == 16 && has_longer_sequences(p, 16))
+        return false;
     return v->head_dim >= dim && fits && is_latent_kernel(v) == fa_cuda_is_latent(p) &&
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }
@@ -862,13 +956,14 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
     if (is_sm90(v)) { /* fewer blocks have more stages each */
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);
-        if (needed < blocks) blocks = (int)needed;
+        if (needed < blocks && !found.timed) blocks = (int)needed;
         const int64_t longest = count_keys(p, l) / (found.whole > 0 ? 1 : found.parts);
         l->decode.stages = choose_stages(device, v, blocks, longest);
     }
     l->smem_bytes = smem_for(device, v, blocks);
     fa_cuda_cut_decode(l, found.whole, found.parts,
-                       least_of_parts(p, v, tasks, found.parts, device));
+                       found.length > 0 ? found.length * block_keys(v)
+                                        : least_of_parts(p, v, tasks, found.parts, device));
     plan->workspace_bytes = l->workspace_bytes;
     return true;
 }

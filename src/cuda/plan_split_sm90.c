@@ -514,15 +514,43 @@ static double count_section_bytes(const shape *s, int64_t sections)
  * with a window of 1k and a chunk of 512 113, 113; 12 of them 65, 74). */
 static double slowness_of_sections(const fa_problem *p) { return p->d > MIDDLE ? 1.0 : 1.1; }
 
+/* Sections, without lengths on the device: as many as leave each query tile the same number of whole ones, if that leaves few blocks
+ * without any. Then no section has the ends of two tiles, and blocks that read the same keys do so at the same time. More parts of a
+ * tile than MOST_PARTS take longer to merge. (H200, us, 132 sections and so many: 4 heads of 4 query tiles each, 27,865 keys, 128
+ * sections, 68.0, 53.6; 20 tiles of 3,367 keys of 256 columns, 120, 39.0, 35.6; 10 of 38,347, 130, 56.2, 48.6; 60 of 6,975, 120, 62.6,
+ * 55.2; 32 of 12,556, 128, 54.0, 50.2; 2 of 36,064, 88, 29.7, 27.8; but 48 of 6,032 keys, 96, 64.9, 73.6.) */
+static int64_t count_sections(const fa_problem *p, const shape *s, int64_t blocks)
+{
+    enum { LEAST_PERCENT = 85, MOST_PARTS = 44 };
+    const int64_t tiles = s->tiles * s->heads;
+    if (fa_cuda_has_own_lengths(p) || p->cu_seqlens_q || tiles < 2 || tiles > blocks) return blocks;
+    const int64_t each = fa_divide(blocks, tiles);
+    if (each > MOST_PARTS) return MOST_PARTS * tiles;
+    return 100 * each * tiles >= LEAST_PERCENT * blocks ? each * tiles : blocks;
+}
+
+/* How much faster the keys of a query tile are read and multiplied then, if it has no more than MOST_EVEN_PARTS: more of them take
+ * long to merge (2 query tiles of 19,013 keys in 44 sections each 22.4 us, in plain parts 19.3). */
+static const double gain_of_whole_sections = 0.88;
+enum { MOST_EVEN_PARTS = 16 };
+static const double seconds_of_part = 5e-8;
+
 /* All blocks have the same work. Merging loads half of the slots: a query tile in two parts has a slot of two sections. */
 static double sections_seconds(const fa_problem *p, const shape *s, const work *w, int64_t blocks)
 {
-    const double tiles = (double)w->tiles / (double)blocks, merging = merging_seconds(s, blocks);
-    const double each = w->average * s->tile_seconds;
+    const int64_t sections = count_sections(p, s, blocks);
+    const bool even = !fa_cuda_has_own_lengths(p) && !p->cu_seqlens_q && s->tiles * s->heads > 1 &&
+                      sections % (s->tiles * s->heads) == 0 &&
+                      sections / (s->tiles * s->heads) <= MOST_EVEN_PARTS;
+    const double tiles = (double)w->tiles / (double)sections,
+                 merging = merging_seconds(s, sections);
+    const double each = w->average * s->tile_seconds * (even ? gain_of_whole_sections : 1.0);
     if (fa_cuda_has_own_lengths(p))
         return s->pace->launch + tiles * (slowness_of_sections(p) * each + s->pace->round) +
                merging;
-    return all_seconds(s, tiles * (each + s->pace->round)) + merging;
+    const double parts = (double)sections / (double)(s->tiles * s->heads);
+    return all_seconds(s, tiles * (each + s->pace->round)) + merging +
+           (parts > MOST_EVEN_PARTS ? parts * seconds_of_part : 0.0);
 }
 
 /* What a query tile costs its section besides its keys. With many tiles in each, the same as in the model of the time; with few,
@@ -650,11 +678,18 @@ static double whole_seconds(const fa_problem *p, const fa_variant *v, int64_t bl
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
-/* The time with sections, if no lengths are on the device. Without heads that share query tiles, parts are better. */
+static bool has_mask(const fa_problem *p)
+{
+    return p->causal || p->window_left >= 0 || p->window_right >= 0;
+}
+
+/* The time with sections, if no lengths are on the device. Where heads do not share query tiles, parts are mostly better under a mask and with
+ * many queries, but there are at most FA_SM90_PARTS of a tile. */
 static double shared_seconds(const fa_problem *p, const fa_variant *v, int64_t blocks)
 {
     const shape s = find_longest(p, v);
-    if (p->n_k < LEAST_KEYS || s.group == 1 || is_line_too_long(p, &s)) return INFINITY;
+    if (p->n_k < LEAST_KEYS || is_line_too_long(p, &s)) return INFINITY;
+    if (s.group == 1 && (has_mask(p) || paces_of(p) != &few_queries)) return INFINITY;
     const work w = find_work(p, &s);
     return sections_seconds(p, &s, &w, blocks);
 }
@@ -917,8 +952,10 @@ bool fa_cuda_plan_split_form(const fa_problem *p, fa_cuda_split_form form,
     const int64_t chosen = sections ? 0 : choose_part(p, v, device, why, size);
     if ((!sections && chosen == 0) || !add_merge(p, sections, device, plan, why, size))
         return false;
-    if (sections) fa_cuda_section_split_sm90(p, device, device->multiprocessors, plan);
-    else fa_cuda_cut_split_sm90(p, device, chosen, plan);
+    if (sections) {
+        const shape s = find_longest(p, v);
+        fa_cuda_section_split_sm90(p, device, count_sections(p, &s, device->multiprocessors), plan);
+    } else fa_cuda_cut_split_sm90(p, device, chosen, plan);
     return true;
 }
 

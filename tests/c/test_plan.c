@@ -1411,7 +1411,9 @@ static void test_decode_sm90_whole(void)
     static const struct {
         int64_t batch, heads, heads_kv, keys, dim, tasks, whole, parts, merge_blocks;
     } cases[] = {{36, 32, 8, 3000, 128, 288, 264, 8, 288},
-                 {40, 32, 8, 4096, 128, 320, 264, 5, 320},
+                 {40, 32, 8, 4096, 128, 320, 0, 2, 320},
+                 {25, 64, 8, 13625, 64, 200, 0, 2, 200},
+                 {52, 40, 8, 585, 128, 416, 0, 1, 416},
                  {79, 56, 8, 5059, 128, 632, 528, 3, 528 + 104 * 2},
                  {75, 32, 8, 1500, 256, 600, 528, 4, 528 + 72 * 2},
                  {55, 64, 8, 1083, 128, 440, 0, 1, 440 * 2},
@@ -1438,6 +1440,9 @@ static void test_decode_sm90_whole(void)
                        ? (size_t)(cut * cases[i].parts * rows * (cases[i].dim + 4)) * 4
                        : 0),
               "case %d: %zu bytes of workspace", (int)i, plan.workspace_bytes);
+        const int64_t tiles = (cases[i].keys + l->tile_k - 1) / l->tile_k;
+        CHECK(cases[i].parts == 1 || l->decode.least * (cases[i].parts - 1) < tiles,
+              "case %d: parts of %d of %d key tiles", (int)i, (int)l->decode.least, (int)tiles);
         p.batch_invariant = true;
         CHECK(plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]).launches[0].decode.whole == 0,
               "case %d: batch-invariant", (int)i);
@@ -1458,8 +1463,8 @@ static void test_decode_sm90_merge(void)
         {4, 32, 8, 8, 8192, 128, true, 32, 8, 7},    {16, 16, 2, 1, 16384, 256, true, 32, 4, 4},
         {4, 16, 4, 5, 730, 256, true, 16, 8, 8},     {2, 16, 4, 14, 6946, 128, true, 16, 16, 7},
         {4, 32, 8, 8, 256, 128, false, 32, 1, 7},    {4, 32, 8, 8, 64, 128, false, 32, 1, 7},
-        {19, 32, 8, 1, 8192, 128, false, 152, 5, 1}, {37, 32, 8, 1, 8192, 128, false, 296, 8, 1},
-        {40, 16, 2, 1, 8000, 256, true, 80, 3, 4},   {16, 32, 8, 1, 8192, 128, false, 128, 1, 1},
+        {19, 32, 8, 1, 8192, 128, false, 152, 2, 1}, {37, 32, 8, 1, 8192, 128, false, 296, 3, 1},
+        {40, 16, 2, 1, 8000, 256, false, 80, 1, 4},  {16, 32, 8, 1, 8192, 128, false, 128, 1, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_cached(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys,
@@ -1489,13 +1494,20 @@ static void test_decode_sm90(void)
     static const decode_case cases[] = {
         {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
         {1, 32, 8, 1, 131072, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
-        {16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 128, 1, 12},
+        {16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 128, 1, 4},
         {64, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 512, 1, 4},
-        {64, 32, 8, 1, 1000, 128, FA_VARIANT_decode_sm90_d128_bf16, 512, 1, 6},
+        {64, 32, 8, 1, 1000, 128, FA_VARIANT_decode_sm90_d128_bf16, 512, 1, 4},
         {16, 16, 2, 1, 16384, 256, FA_VARIANT_decode_sm90_d256_bf16, 32, 4, 12},
-        {16, 32, 8, 1, 16384, 64, FA_VARIANT_decode_sm90_d64_bf16, 128, 1, 12},
+        {16, 32, 8, 1, 16384, 64, FA_VARIANT_decode_sm90_d64_bf16, 128, 1, 4},
         {64, 32, 8, 8, 4096, 128, FA_VARIANT_decode_sm90_d128_bf16_rows32, 512, 1, 4},
-        {2, 16, 1, 1, 300, 80, FA_VARIANT_decode_sm90_d128_bf16_rows32, 2, 5, 12},
+        {2, 16, 1, 1, 300, 80, FA_VARIANT_decode_sm90_d128_bf16_rows16, 2, 5, 12},
+        {64, 16, 2, 2, 4096, 64, FA_VARIANT_decode_sm90_d64_bf16_rows16, 128, 2, 4},
+        {64, 17, 1, 1, 4096, 256, FA_VARIANT_decode_sm90_d256_bf16_rows32, 64, 2, 12},
+        {32, 16, 4, 3, 4096, 256, FA_VARIANT_decode_sm90_d256_bf16_rows16, 128, 1, 12},
+        {28, 16, 4, 3, 4096, 256, FA_VARIANT_decode_sm90_d256_bf16_rows16, 112, 1, 6},
+        {64, 8, 4, 1, 4096, 192, FA_VARIANT_decode_sm90_d192_bf16, 256, 1, 6},
+        {64, 16, 4, 4, 4096, 160, FA_VARIANT_decode_sm90_d192_bf16_rows16, 256, 1, 6},
+        {64, 16, 4, 8, 4096, 192, FA_VARIANT_decode_sm90_d192_bf16_rows32, 256, 1, 5},
         {2, 8, 1, 1, 300, 192, FA_VARIANT_decode_sm90_d256_bf16, 2, 5, 12},
         {1, 8, 8, 1, 1005, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 8, 12},
         {1, 8, 8, 1, 1300, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 11, 12},
@@ -1519,9 +1531,11 @@ static void test_decode_sm90(void)
         own.seqlens_k = (const int32_t *)(const void *)memory;
         CHECK(fa_cuda_plan_make(&own, &devices[H200], family, &plan, why, sizeof why), "%s", why);
         const fa_cuda_plan_launch *l = &plan.launches[0];
-        CHECK(l->decode.parts == (batch == 1 ? 16 : 2) &&
+        CHECK(l->decode.parts == (batch == 1 ? 16 : 3) &&
+                  l->decode.least == (batch == 1 ? 1 : 43) &&
                   params_of(&own, l).stages == (batch == 1 ? 12 : 4),
-              "batch %d: %d parts", (int)batch, (int)l->decode.parts);
+              "batch %d: %d parts of %d key tiles at least", (int)batch, (int)l->decode.parts,
+              (int)l->decode.least);
         if (batch == 1) continue;
         own.causal =
             true; /* a window leaves all sequences equally many keys, or half of the longest one's do not count */
@@ -1533,8 +1547,8 @@ static void test_decode_sm90(void)
         }
         own.window_left = 5000;
         CHECK(fa_cuda_plan_make(&own, &devices[H200], family, &plan, why, sizeof why) &&
-                  l->decode.parts == 2,
-              "a wide window");
+                  l->decode.parts == 3,
+              "a wide window: %d parts", (int)l->decode.parts);
     }
     p = make_cached(4, 32, 8, 8192, 128, FA_BFLOAT16);
     expect_refusal(&p, &devices[A100], "decode_sm90", "has architecture 8.0: expected 9.0");
@@ -1719,6 +1733,16 @@ static void test_own_tiles(void)
     const fa_cuda_plan plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
     CHECK(plan.launches[0].tiles == 130 && plan.launches[0].decode.most_queries == 0,
           "%d tiles with lengths of their own", (int)plan.launches[0].tiles);
+    /* Work tiles of 16 rows, unless the longest sequence would have more of these. */
+    p.seqlens_q = NULL;
+    p.n_q = p.rows_q = 256;
+    for (int64_t longest = 4; longest <= 5; longest++) {
+        p.max_q = longest;
+        const fa_cuda_plan few = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
+        CHECK(few.launches[0].variant == (longest == 4 ? FA_VARIANT_decode_sm90_d128_bf16_rows16
+                                                       : FA_VARIANT_decode_sm90_d128_bf16_rows32),
+              "%d queries at most: %s", (int)longest, name_of(&few));
+    }
 }
 
 /* Parts and work tiles of the table in docs/kernels/decode.md, on an H200. */

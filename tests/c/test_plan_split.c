@@ -105,7 +105,7 @@ static void test_numbering(void)
         p.diagonal_given = i / 45 > 0;
         if (p.diagonal_given) p.diagonal = diagonals[i / 45 - 1];
         fa_cuda_plan_begin(&devices[H200], split_family, &plan);
-        if (!split_family->plan(&p, &devices[H200], &plan, NULL, 0)) continue;
+        if (!fa_cuda_plan_split_form(&p, FA_CUDA_PARTS, &devices[H200], &plan, NULL, 0)) continue;
         check_split(&p, &plan.launches[0]);
         for (int64_t part_tiles = 1; part_tiles < 20; part_tiles++) {
             if (p.n_k > part_tiles * FA_SM90_PARTS * plan.launches[0].tile_k) continue;
@@ -151,7 +151,36 @@ static void test_choice(void)
         CHECK(plan_by(NULL, &masked, &plan), "no plan");
         CHECK((plan.family == split_family) == cases[i].split, "case %d: %s", (int)i,
               plan.family->name);
-        if (cases[i].split) check_launches(&masked, &plan);
+        /* Few tiles of very many keys have more sections than parts. */
+        const bool sections = cases[i].split && plan.launches[0].sm90.split.sections > 0;
+        CHECK(sections == (cases[i].n_k == 100000), "case %d: sections", (int)i);
+        if (cases[i].split && !sections) check_launches(&masked, &plan);
+    }
+}
+
+/* Without lengths on the device there are as many sections as leave query tiles the same number of them. */
+static void test_section_counts(void)
+{
+    static const struct {
+        int64_t batch, heads, heads_kv, n_q, n_k, d, tiles;
+        int sections;
+    } cases[] = {{2, 16, 2, 54, 27865, 128, 16, 128}, {10, 8, 2, 31, 3367, 256, 20, 120},
+                 {2, 4, 1, 134, 38347, 128, 10, 130}, {4, 20, 4, 34, 12556, 128, 32, 128},
+                 {1, 4, 2, 42, 36064, 128, 2, 88},    {4, 12, 4, 93, 6032, 256, 48, 132},
+                 {30, 6, 2, 25, 2355, 64, 60, 120}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fa_problem p = make_split_problem(cases[i].batch, cases[i].heads, cases[i].heads_kv,
+                                                cases[i].n_q, cases[i].n_k, cases[i].d);
+        fa_cuda_plan plan;
+        fa_cuda_plan_begin(&devices[H200], split_family, &plan);
+        CHECK(fa_cuda_plan_split_form(&p, FA_CUDA_SECTIONS, &devices[H200], &plan, NULL, 0),
+              "case %d: no plan", (int)i);
+        const fa_sm90_split *split = &plan.launches[0].sm90.split;
+        CHECK(split->sections == cases[i].sections, "case %d: %d sections", (int)i,
+              (int)split->sections);
+        CHECK(split->slices * split->in_step == split->sections &&
+                  (split->sections == 132 || split->sections % cases[i].tiles == 0),
+              "case %d: %d sections of a line", (int)i, (int)split->slices);
     }
 }
 
@@ -729,6 +758,7 @@ int main(void)
 {
     test_begin();
     test_numbering();
+    test_section_counts();
     test_sections();
     test_choice();
     test_lengths();
