@@ -60,6 +60,9 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
                               bool tracked)
 {
     int last = c->limits.plain_to - 1;
+#if HAS_SERIES
+    if (tracked) c->series_below = allow_series_below(p, this_work_tile(pipe, c), &c->rows);
+#endif
     for (;;) {
         release_keys(pipe, c);
         if (Q_STAGES == 1) /* the next work tile's queries wait for this stage */

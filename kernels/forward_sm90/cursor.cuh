@@ -59,6 +59,7 @@ typedef struct tile_limits {
     float scale;  /* to exponents of 2 */
 #if HAS_SERIES
     float first, third, fifth; /* of the series that replaces tanh: options.cuh */
+    float end;                 /* the largest score in its range */
 #endif
 #if OPTIONS
     int options; /* one word, for a test in each tile costs a warp about 15 cycles */
@@ -92,6 +93,7 @@ FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
     at.first = warp_uniform_float(SERIES_FIRST * first);
     at.third = warp_uniform_float(SERIES_THIRD * square * first);
     at.fifth = warp_uniform_float(SERIES_FIFTH * square * square * first);
+    at.end = warp_uniform_float(SERIES_END / w->inner);
 #endif
 #if OPTIONS
     at.options = find_tile_options(w);

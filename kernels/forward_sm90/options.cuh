@@ -86,19 +86,40 @@ FA_DEVICE bool are_in_series(const fa_attention_params *p, const float *s, float
     return !p->lse && !__any_sync(0xffffffff, max_absolute_score(s) * fabsf(inner) > SERIES_END);
 }
 
+/* The least exponent of a row's largest weight with which the row's lowest weights may be lost: all of those below
+ * -SERIES_LOW together are at most 2^-11 of its sum. */
+FA_DEVICE float find_least_top(const work_tile *w)
+{
+    return log2f(fmaxf((float)w->n_k, 1.0f)) + 11.0f - SERIES_LOW * w->scale;
+}
+
+/* Whether this holds for the warp's rows. While the max is tracked, bases do not fall, so it will hold for later tiles. */
+FA_DEVICE bool allow_series_below(const fa_attention_params *p, const work_tile *w,
+                                  const row_state *rows)
+{
+    const float base = fminf(rows->base[0], rows->base[1]);
+    return !p->lse && !__any_sync(0xffffffff, !(base + HEADROOM >= find_least_top(w)));
+}
+
+/* Scores become exponents of 2. */
+FA_DEVICE void apply_series(float *s, const exponent_units *u)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = series_exponent(s[i], u, 0.0f);
+}
+
 /* Whether the warp's rows, whose bases are known, may use the series from now on; sets their bounds to `bound` or
  * less. At the lower end, weights may be lost if all of them together are at most 2^-11 of the sum. At the upper end
  * some room is left for later tiles. */
 FA_DEVICE bool allow_series(const fa_attention_params *p, const work_tile *w, row_state *rows,
                             float bound)
 {
-    const float end = SERIES_TOP * w->scale, low = SERIES_LOW * w->scale;
-    const float bits = log2f(fmaxf((float)w->n_k, 1.0f));
+    const float end = SERIES_TOP * w->scale, least = find_least_top(w);
     bool fits = !p->lse && w->inner > 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float top = rows->base[r] + HEADROOM;
-        fits = fits && top >= bits + 11.0f - low && top <= 0.85f * end - 1.0f;
+        fits = fits && top >= least && top <= 0.85f * end - 1.0f;
     }
     fits = !__any_sync(0xffffffff, !fits);
 #pragma unroll

@@ -56,19 +56,52 @@ FA_DEVICE exponent_units find_exponents(const pipeline *pipe, const fa_attention
     return u;
 }
 
+#if HAS_SERIES
+
+/* The exponents that scores mean by the series, and those of scores that have become tanh. */
+FA_DEVICE exponent_units series_units(const tile_limits *l)
+{
+    return (exponent_units){.scale = l->first, .third = l->third, .fifth = l->fifth};
+}
+
+FA_DEVICE exponent_units tanh_units(const tile_limits *l)
+{
+    return (exponent_units){.scale = l->scale, .third = 0, .fifth = 0};
+}
+
+/* The series if all of the warp's scores are in its range; otherwise they become tanh. */
+FA_DEVICE exponent_units choose_exponents(const pipeline *pipe, const fa_attention_params *p,
+                                          consumer_state *c)
+{
+    const float inner = this_work_tile(pipe, c)->inner;
+    if (are_in_series(p, c->scores, inner)) return series_units(&c->limits);
+    cap_scores(c->scores, inner);
+    return tanh_units(&c->limits);
+}
+
+/* For a masked tile. Where scores are in the range of the series, they become exponents. */
+FA_DEVICE exponent_units find_masked_exponents(const pipeline *pipe, const fa_attention_params *p,
+                                               consumer_state *c)
+{
+    const float inner = this_work_tile(pipe, c)->inner;
+    const exponent_units one = {.scale = 1.0f}, series = series_units(&c->limits);
+    if (are_in_series(p, c->scores, inner)) {
+        apply_series(c->scores, &series);
+        return one;
+    }
+    cap_scores(c->scores, inner);
+    return tanh_units(&c->limits);
+}
+
+#endif
+
 /* The same for a plain tile. */
 FA_DEVICE exponent_units find_plain_exponents(const pipeline *pipe, const fa_attention_params *p,
                                               consumer_state *c, bool tracked)
 {
     (void)tracked;
 #if HAS_SERIES
-    const tile_limits *l = &c->limits;
-    const exponent_units tanh = {.scale = l->scale, .third = 0, .fifth = 0};
-    const exponent_units series = {.scale = l->first, .third = l->third, .fifth = l->fifth};
-    const float inner = this_work_tile(pipe, c)->inner;
-    if ((c->series && !tracked) || are_in_series(p, c->scores, inner)) return series;
-    cap_scores(c->scores, inner);
-    return tanh;
+    return c->series ? series_units(&c->limits) : choose_exponents(pipe, p, c);
 #else
     return find_exponents(pipe, p, c, false);
 #endif
@@ -162,7 +195,11 @@ FA_DEVICE void weigh_with_max(float *s, row_state *rows, const exponent_units *u
 
 FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
+#if HAS_SERIES
+    exponent_units u = find_masked_exponents(pipe, p, c);
+#else
     exponent_units u = find_exponents(pipe, p, c, false);
+#endif
     float sum[2], rescale[2];
     const int tile = c->at.tile;
     if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
@@ -178,6 +215,29 @@ FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p
 
 /* ---- Plain tiles ----------------------------------------------------------------------------- */
 
+#if HAS_SERIES
+
+/* Raises the bases to the max of a plain tile, and finds the exponents that its scores mean: the max shows whether they are in
+ * the range of the series. Returns whether a base has changed: then outputs must be rescaled. */
+FA_DEVICE bool track_max(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                         exponent_units *u, float *rescale)
+{
+    float top[2] = {max_of_bits(c->scores, 0), max_of_bits(c->scores, 1)};
+    const bool rare = is_negative(top[0]) || is_negative(top[1]) ||
+                      !(fmaxf(top[0], top[1]) <= c->limits.end) || !c->series_below;
+    *u = series_units(&c->limits);
+    if (__any_sync(0xffffffff, rare)) {
+        *u = choose_exponents(pipe, p, c);
+        top[0] = max_of_scores(c->scores, 0), top[1] = max_of_scores(c->scores, 1);
+    }
+    raise_bases(top, &c->rows, rescale, u);
+    const bool changed = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
+    if (ADAPTIVE && changed) announce_new_max(pipe, c);
+    return changed;
+}
+
+#else
+
 /* Raises the bases to the max of a plain tile. Returns whether one has changed: then outputs must be rescaled. */
 FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent_units *u,
                          float *rescale)
@@ -190,6 +250,8 @@ FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent
     if (ADAPTIVE && changed) announce_new_max(pipe, c);
     return changed;
 }
+
+#endif
 
 /* Renews the bases, because the weights of the tile are too large for them. Immense weights, which include infinite
  * ones, no longer determine their scores. Then the scores are recomputed, and weights computed with their max. */
@@ -231,10 +293,18 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
 FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                              bool tracked)
 {
+#if HAS_SERIES
+    exponent_units u;
+    float sum[2], rescale[2];
+    const bool rescaled = tracked && track_max(pipe, p, c, &u, rescale);
+    if (!tracked) u = find_plain_exponents(pipe, p, c, false);
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+#else
     const exponent_units u = find_plain_exponents(pipe, p, c, tracked);
     partial_sums sums = {{{0, 0}, {0, 0}}};
     float sum[2], rescale[2];
     const bool rescaled = tracked && track_max(pipe, c, &u, rescale);
+#endif
     row_state paced = c->rows;
     COUNT_PATH(tracked ? HOPPER_TRACKED : HOPPER_UNTRACKED);
 #pragma unroll
