@@ -61,7 +61,7 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
 {
     int last = c->limits.plain_to - 1;
 #if HAS_SERIES
-    if (tracked) c->series_below = allow_series_below(p, this_work_tile(pipe, c), &c->rows);
+    if (tracked) c->series_below = allow_series_below(p, &c->limits, &c->rows);
 #endif
     for (;;) {
         release_keys(pipe, c);

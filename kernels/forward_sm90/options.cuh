@@ -86,19 +86,13 @@ FA_DEVICE bool are_in_series(const fa_attention_params *p, const float *s, float
     return !p->lse && !__any_sync(0xffffffff, max_absolute_score(s) * fabsf(inner) > SERIES_END);
 }
 
-/* The least exponent of a row's largest weight with which the row's lowest weights may be lost: all of those below
- * -SERIES_LOW together are at most 2^-11 of its sum. */
-FA_DEVICE float find_least_top(const work_tile *w)
-{
-    return log2f(fmaxf((float)w->n_k, 1.0f)) + 11.0f - SERIES_LOW * w->scale;
-}
-
-/* Whether this holds for the warp's rows. While the max is tracked, bases do not fall, so it will hold for later tiles. */
-FA_DEVICE bool allow_series_below(const fa_attention_params *p, const work_tile *w,
+/* Whether the warp's rows have such weights that those of scores below the range do not matter (find_least_top). While the max is
+ * tracked, bases do not fall, so this will hold for later tiles. */
+FA_DEVICE bool allow_series_below(const fa_attention_params *p, const tile_limits *l,
                                   const row_state *rows)
 {
     const float base = fminf(rows->base[0], rows->base[1]);
-    return !p->lse && !__any_sync(0xffffffff, !(base + HEADROOM >= find_least_top(w)));
+    return !p->lse && !__any_sync(0xffffffff, !(base + HEADROOM >= l->least_top));
 }
 
 /* Scores become exponents of 2. */

@@ -69,6 +69,14 @@ FA_DEVICE exponent_units tanh_units(const tile_limits *l)
     return (exponent_units){.scale = l->scale, .third = 0, .fifth = 0};
 }
 
+/* Whether a masked tile may try the series: in rows of usual logits it fits. (Of a score of -infinity it would be NaN with a
+ * coefficient of 0.) */
+FA_DEVICE bool may_use_series(const fa_attention_params *p, const tile_limits *l)
+{
+    const float usual_top = 6.0f, least_coefficient = 1e-30f;
+    return !p->lse && l->least_top < usual_top && l->fifth > least_coefficient;
+}
+
 /* The series if all of the warp's scores are in its range; otherwise they become tanh. */
 FA_DEVICE exponent_units choose_exponents(const pipeline *pipe, const fa_attention_params *p,
                                           consumer_state *c)
@@ -193,18 +201,75 @@ FA_DEVICE void weigh_with_max(float *s, row_state *rows, const exponent_units *u
     weigh(s, rows, u, sum);
 }
 
+#if HAS_SERIES
+
+/* Whether a masked tile hides keys from the warp's rows. */
+FA_DEVICE bool hides_keys(const consumer_state *c)
+{
+    return c->at.tile < c->limits.unmasked_from || c->at.tile >= c->limits.unmasked_to;
+}
+
+/* Whether row r of the thread sees keys of the tile. */
+FA_DEVICE bool sees_tile(const pipeline *pipe, const consumer_state *c, int r)
+{
+    const int first = c->at.tile * KEYS;
+    const key_range range =
+        find_keys_of_row(this_work_tile(pipe, c), c->number, row_of(0, r));
+    return range.lo < min(range.hi, first + KEYS) && range.hi > first;
+}
+
+/* Computes weights by the series, if the tile's maxima show that it may be used: all scores are below its upper end, and each row
+ * that sees a key has a weight beside which those of its lowest scores do not matter. Otherwise the scores are only masked. */
+FA_DEVICE bool weigh_masked_by_series(const pipeline *pipe, const fa_attention_params *p,
+                                      consumer_state *c, float *sum, float *rescale)
+{
+    if (!may_use_series(p, &c->limits)) return false;
+    const exponent_units u = series_units(&c->limits);
+    const bool hides = hides_keys(c);
+    if (hides) mask_scores(c->scores, this_work_tile(pipe, c), c->number, c->at.tile * KEYS);
+    const float top[2] = {max_of_scores(c->scores, 0), max_of_scores(c->scores, 1)};
+    row_state raised = c->rows;
+    raise_bases(top, &raised, rescale, &u);
+    bool fits = fmaxf(top[0], top[1]) <= c->limits.end;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        fits = fits && (raised.base[r] + HEADROOM >= c->limits.least_top ||
+                        (raised.base[r] == NO_KEY_SEEN && !sees_tile(pipe, c, r)));
+    if (__any_sync(0xffffffff, !fits)) return false;
+    c->rows = raised;
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+    weigh_range_by_series(c->scores, &c->rows, &u, 0, WEIGHTS_X2, &sums);
+    add_partial_sums(&sums, sum);
+    return true;
+}
+
+/* Weights of a masked tile, and bases that are its max. */
+FA_DEVICE void weigh_masked(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                            float *sum, float *rescale)
+{
+    if (weigh_masked_by_series(pipe, p, c, sum, rescale)) return;
+    const exponent_units u = find_masked_exponents(pipe, p, c);
+    if (hides_keys(c))
+        mask_scores(c->scores, this_work_tile(pipe, c), c->number, c->at.tile * KEYS);
+    weigh_with_max(c->scores, &c->rows, &u, sum, rescale);
+}
+
+#endif
+
 FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
 #if HAS_SERIES
-    exponent_units u = find_masked_exponents(pipe, p, c);
+    float sum[2], rescale[2];
+    const int tile = c->at.tile;
+    weigh_masked(pipe, p, c, sum, rescale);
 #else
     exponent_units u = find_exponents(pipe, p, c, false);
-#endif
     float sum[2], rescale[2];
     const int tile = c->at.tile;
     if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
         mask_scores(c->scores, this_work_tile(pipe, c), c->number, tile * KEYS);
     weigh_with_max(c->scores, &c->rows, &u, sum, rescale);
+#endif
     if (ADAPTIVE && tile + 1 >= c->limits.plain_from && tile + 1 < c->limits.plain_to)
         classify_rows(pipe, p, c, sum);
     wait_for_outputs(c->out, c->weights);
