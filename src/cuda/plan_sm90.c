@@ -184,6 +184,7 @@ int fa_cuda_sm90_options(const fa_problem *p, fa_tensor_map_shape *bias)
     if (p->mask.data || (p->bias.data && !mapped)) options |= FA_SM90_BY_ROWS;
     if (p->dropout_threshold) options |= FA_SM90_DROPOUT;
     if (!(p->scale > 0) || (options && p->scale < FA_SM90_MIN_SCALE)) options |= FA_SM90_SCALED;
+    if (p->softcap > FA_SM90_LARGEST_SOFTCAP) options |= FA_SM90_SCALED; /* by kernels with all */
     return options;
 }
 
@@ -236,7 +237,7 @@ static bool wants_copies(const fa_problem *p)
         return false;
     if (p->rows_k % FA_SM90_LEAST_PAGE) return true;
     if (p->d <= NARROW_DIM) return p->rows_k <= SMALL_PAGE;
-    if (p->d <= MIDDLE_DIM) return !few_rows && p->rows_k <= 2 * SMALL_PAGE;
+    if (p->d <= MIDDLE_DIM) return (!few_rows || p->softcap > 0) && p->rows_k <= 2 * SMALL_PAGE;
     return p->d > WIDE_DIM; /* others have narrower variants by TMA */
 }
 

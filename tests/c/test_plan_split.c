@@ -538,7 +538,9 @@ static void test_small_pages(void)
         {1, 98, 2000, FA_NO_VARIANT, FA_NO_VARIANT}, /* rows are no whole vectors */
         {1, 64, 2000, FA_VARIANT_forward_sm90_split_d64_softcap_copied_bf16, FA_NO_VARIANT, 30},
         {16, 128, 2000, FA_VARIANT_forward_sm90_split_d128_softcap_copied_bf16, FA_NO_VARIANT, 30},
+        {16, 128, 31, FA_VARIANT_forward_sm90_split_d128_softcap_copied_bf16, FA_NO_VARIANT, 30},
         {64, 128, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_softcap_bf16, 30},
+        {64, 128, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 300}, /* by kernels with all options */
         {16, 256, 2000, FA_VARIANT_forward_sm90_split_d256_softcap_copied_bf16, FA_NO_VARIANT, 50},
         {1, 192, 2000, FA_VARIANT_forward_sm90_split_d256_softcap_copied_bf16, FA_NO_VARIANT, 30},
         {16, 192, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d192_softcap_bf16, 30},

@@ -362,10 +362,10 @@ static void test_equal_scores(int64_t d)
 }
 
 /* A softcap's series and scores that it is not for: of rows whose scores are all low, or all -infinity; a few large ones among
- * others; a softcap so large that a coefficient is 0. With a window, whose first key tile some rows do not see, and without. */
+ * others; a softcap so large that these kernels do not take it, and a scale so small that a coefficient is 0. With a window, whose first key tile some rows do not see, and without. */
 static void test_softcap_range(int64_t d, bool window)
 {
-    enum { LOW, INFINITE, PEAKED, HUGE_CAP, MIXED, KINDS };
+    enum { LOW, INFINITE, PEAKED, HUGE_CAP, MIXED, SMALL_SCALE, KINDS };
     for (int kind = LOW; kind < KINDS; kind++) {
         attention a;
         ref_array want, lse;
@@ -373,10 +373,14 @@ static void test_softcap_range(int64_t d, bool window)
         make_aligned(&a, (uint64_t)(7 * kind + window), s, kind % 2 ? FA_BFLOAT16 : FA_FLOAT16);
         a.in.options.flags = FA_CAUSAL | (window ? FA_WINDOW : 0);
         if (window) a.in.options.window_left = 50;
-        a.in.options.softcap = kind == HUGE_CAP ? 1e12f : 30;
+        a.in.options.softcap = kind == HUGE_CAP ? 1e12f : kind == SMALL_SCALE ? 250 : 30;
+        if (kind == SMALL_SCALE) {
+            a.in.options.flags |= FA_SCALE;
+            a.in.options.scale = 1e-5f;
+        }
         for (int64_t i = 0; i < s.n_q; i++)
             for (int64_t h = 0; h < s.heads_q; h++) {
-                const bool rare = kind == MIXED ? i % 7 == 3 : kind != HUGE_CAP && i % 5 < 2;
+                const bool rare = kind == MIXED ? i % 7 == 3 : kind <= PEAKED && i % 5 < 2;
                 if (!rare) continue;
                 for (int64_t c = 0; c < d; c++) {
                     const double x = ref_load(&a.in.q, 0, i, h, c);
@@ -386,7 +390,7 @@ static void test_softcap_range(int64_t d, bool window)
                                                  : x * 9);
                 }
             }
-        for (int64_t j = 0; j < s.n_k && kind != PEAKED && kind != HUGE_CAP; j++)
+        for (int64_t j = 0; j < s.n_k && kind <= MIXED && kind != PEAKED && kind != HUGE_CAP; j++)
             ref_store(&a.in.k, 0, j, 0, 0, kind == INFINITE ? 100 : 1);
         ref_forward(&a.in, &want, &lse);
         random_call call = forward_call(&a);
