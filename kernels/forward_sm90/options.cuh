@@ -59,19 +59,28 @@ FA_DEVICE float max_absolute_score(const float *s)
 
 #if HAS_SERIES
 
-/* tanh of all scores. If none exceeds 0.75, a polynomial of degree 11 has an error of 2e-7. Otherwise the error is 3e-7 of the softcap,
- * which is at most FA_SM90_LARGEST_SOFTCAP. */
-FA_DEVICE void cap_scores(float *s, float inner)
+/* tanh(x) for twice = 2 log2(e) x, with an error of 3e-7. */
+FA_DEVICE float tanh_by_exponential(float twice)
 {
-    if (__any_sync(0xffffffff, !(max_absolute_score(s) * fabsf(inner) <= 0.75f))) {
-        const float twice = inner * (2.0f * FA_LOG2E);
+    return fmaf(-2.0f, ptx_rcp(ptx_ex2(twice) + 1.0f), 1.0f);
+}
+
+/* tanh of all scores, and of two other ones. If no score exceeds 0.75, a polynomial of degree 11 has an error of 2e-7. Otherwise the
+ * error is 3e-7 of the softcap, which is at most FA_SM90_LARGEST_SOFTCAP. beyond: some score is known to exceed it, or might. */
+FA_DEVICE void cap_scores(float *s, float *two, float inner, bool beyond)
+{
+    const float twice = inner * (2.0f * FA_LOG2E);
+    if (beyond || __any_sync(0xffffffff, !(max_absolute_score(s) * fabsf(inner) <= 0.75f))) {
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; i++)
-            s[i] = fmaf(-2.0f, ptx_rcp(ptx_ex2(s[i] * twice) + 1.0f), 1.0f);
+        for (int i = 0; i < KEYS / 2; i++) s[i] = tanh_by_exponential(s[i] * twice);
+#pragma unroll
+        for (int r = 0; r < 2; r++) two[r] = tanh_by_exponential(two[r] * twice);
         return;
     }
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) s[i] = fa_tanh_small(s[i] * inner);
+#pragma unroll
+    for (int r = 0; r < 2; r++) two[r] = fa_tanh_small(two[r] * inner);
 }
 
 #else
@@ -282,8 +291,13 @@ FA_DEVICE void apply_score_options(const pipeline *pipe, const fa_attention_para
 {
     const work_tile *w = queue_entry(pipe, at->number);
     (void)p, (void)recomputed;
+#if HAS_SERIES
+    float none[2] = {0, 0};
+    cap_scores(s, none, w->inner, false);
+#else
     if (limits->options & FA_SM90_SOFTCAP) cap_scores(s, w->inner);
     else if (limits->options & FA_SM90_SCALED) scale_scores(s, w->inner);
+#endif
 #if HAS_OTHER_OPTIONS
     if (limits->options & FA_SM90_ALIBI) subtract_alibi(s, w, at->tile, u, consumer);
 #else

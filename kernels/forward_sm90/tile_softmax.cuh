@@ -82,8 +82,9 @@ FA_DEVICE exponent_units choose_exponents(const pipeline *pipe, const fa_attenti
                                           consumer_state *c)
 {
     const float inner = this_work_tile(pipe, c)->inner;
+    float none[2] = {0, 0};
     if (are_in_series(p, c->scores, inner)) return series_units(&c->limits);
-    cap_scores(c->scores, inner);
+    cap_scores(c->scores, none, inner, false);
     return tanh_units(&c->limits);
 }
 
@@ -97,7 +98,8 @@ FA_DEVICE exponent_units find_masked_exponents(const pipeline *pipe, const fa_at
         apply_series(c->scores, &series);
         return one;
     }
-    cap_scores(c->scores, inner);
+    float none[2] = {0, 0};
+    cap_scores(c->scores, none, inner, false);
     return tanh_units(&c->limits);
 }
 
@@ -290,12 +292,18 @@ FA_DEVICE bool track_max(const pipeline *pipe, const fa_attention_params *p, con
                          exponent_units *u, float *rescale)
 {
     float top[2] = {max_of_bits(c->scores, 0), max_of_bits(c->scores, 1)};
-    const bool rare = is_negative(top[0]) || is_negative(top[1]) ||
-                      !(fmaxf(top[0], top[1]) <= c->limits.end) || !c->series_below;
+    const bool negative = is_negative(top[0]) || is_negative(top[1]);
+    const bool above = !(fmaxf(top[0], top[1]) <= c->limits.end);
     *u = series_units(&c->limits);
-    if (__any_sync(0xffffffff, rare)) {
-        *u = choose_exponents(pipe, p, c);
-        top[0] = max_of_scores(c->scores, 0), top[1] = max_of_scores(c->scores, 1);
+    if (__any_sync(0xffffffff, negative || above || !c->series_below)) {
+        const float inner = this_work_tile(pipe, c)->inner;
+        const bool beyond = __any_sync(0xffffffff, above) && !p->lse;
+        if (__any_sync(0xffffffff, negative))
+            top[0] = max_of_scores(c->scores, 0), top[1] = max_of_scores(c->scores, 1);
+        if (beyond || !(c->series_below || are_in_series(p, c->scores, inner))) {
+            cap_scores(c->scores, top, inner, beyond);
+            *u = tanh_units(&c->limits);
+        }
     }
     raise_bases(top, &c->rows, rescale, u);
     const bool changed = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
