@@ -241,7 +241,8 @@ VARIANT_16BIT(forward_sm90_split_d128_softcap, .file = "forward_sm90/forward_sm9
 VARIANT_16BIT(forward_sm90_split_d256_softcap_copied, .file = "forward_sm90/forward_sm90",
               .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 256, .value_dim = 256,
               .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 80, .stages = 2,
-              .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1, .copied = 1)
+              .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1,
+              .copied = 1)
 VARIANT_16BIT(forward_sm90_split_d192_softcap, .file = "forward_sm90/forward_sm90",
               .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 192, .value_dim = 192,
               .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 96, .stages = 2,

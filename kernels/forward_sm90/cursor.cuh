@@ -60,7 +60,7 @@ typedef struct tile_limits {
 #if HAS_SERIES
     float first, third, fifth; /* of the series that replaces tanh: options.cuh */
     float end;                 /* the largest score in its range */
-    float least_top; /* the least largest exponent of a row that may have lower ones */
+    float least_top;           /* the least largest exponent of a row that may have lower ones */
 #endif
 #if OPTIONS
     int options; /* one word, for a test in each tile costs a warp about 15 cycles */

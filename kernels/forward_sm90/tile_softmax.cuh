@@ -215,8 +215,7 @@ FA_DEVICE bool hides_keys(const consumer_state *c)
 FA_DEVICE bool sees_tile(const pipeline *pipe, const consumer_state *c, int r)
 {
     const int first = c->at.tile * KEYS;
-    const key_range range =
-        find_keys_of_row(this_work_tile(pipe, c), c->number, row_of(0, r));
+    const key_range range = find_keys_of_row(this_work_tile(pipe, c), c->number, row_of(0, r));
     return range.lo < min(range.hi, first + KEYS) && range.hi > first;
 }
 

@@ -640,7 +640,8 @@ int main(int argc, char **argv)
     test_f16x3();
     test_equal_scores(64);
     test_equal_scores(128);
-    for (int n = 0; n < 10; n++) test_softcap_range((int64_t[]){64, 96, 128, 192, 256}[n / 2], n % 2);
+    for (int n = 0; n < 10; n++)
+        test_softcap_range((int64_t[]){64, 96, 128, 192, 256}[n / 2], n % 2);
     test_wild_tables();
     for (int64_t n = 0; n < 12; n++) test_many_sequences(n);
     if (argc == 1) sample_end(kernels, runs);

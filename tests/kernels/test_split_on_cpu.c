@@ -451,7 +451,8 @@ static void test_small_pages(void)
         static int32_t table[BATCH * KEYS];
         attention a;
         ref_array want, lse;
-        const int64_t n = run % 20, page = pages[n % 5], d = dims[n / 5 == 3 ? n % 4 : (n + n / 5) % 5],
+        const int64_t n = run % 20, page = pages[n % 5],
+                      d = dims[n / 5 == 3 ? n % 4 : (n + n / 5) % 5],
                       entries = (KEYS + page - 1) / page;
         const shape s = {BATCH, 4, n % 2 ? 4 : 2, 90 + n, 1, d, d};
         make_aligned(&a, (uint64_t)n, s, n % 3 ? FA_BFLOAT16 : FA_FLOAT16);
