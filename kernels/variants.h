@@ -140,7 +140,7 @@ VARIANT_16BIT(forward_sm90_general128, .file = "forward_sm90/forward_sm90",
               .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d192_softcap, .file = "forward_sm90/forward_sm90",
               .kernel = "forward_sm90", .architecture = 90, .head_dim = 192, .value_dim = 192,
-              .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 80, .stages = 2,
+              .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 96, .stages = 2,
               .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 VARIANT_16BIT(forward_sm90_d256_softcap, .file = "forward_sm90/forward_sm90",
               .kernel = "forward_sm90", .architecture = 90, .head_dim = 256, .value_dim = 256,
@@ -219,15 +219,34 @@ VARIANT_16BIT(forward_sm90_split_d256, .file = "forward_sm90/forward_sm90",
               .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 256, .value_dim = 256,
               .options = 0, .cluster = 1, .consumers = 2, .keys = 80, .stages = 2, .q_stages = 1,
               .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d64_softcap_copied, .file = "forward_sm90/forward_sm90",
+              .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 64, .value_dim = 64,
+              .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 128, .stages = 4,
+              .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 0, .static_smem = 1152,
+              .split = 1, .copied = 1)
 VARIANT_16BIT(forward_sm90_split_d64_softcap, .file = "forward_sm90/forward_sm90",
               .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 64, .value_dim = 64,
               .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 128, .stages = 4,
               .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 0, .static_smem = 1024,
               .split = 1)
+VARIANT_16BIT(forward_sm90_split_d128_softcap_copied, .file = "forward_sm90/forward_sm90",
+              .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 128, .value_dim = 128,
+              .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 128, .stages = 2,
+              .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .static_smem = 1024,
+              .split = 1, .copied = 1)
 VARIANT_16BIT(forward_sm90_split_d128_softcap, .file = "forward_sm90/forward_sm90",
               .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 128, .value_dim = 128,
               .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 128, .stages = 2,
               .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .split = 1)
+VARIANT_16BIT(forward_sm90_split_d256_softcap_copied, .file = "forward_sm90/forward_sm90",
+              .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 256, .value_dim = 256,
+              .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 80, .stages = 2,
+              .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1,
+              .copied = 1)
+VARIANT_16BIT(forward_sm90_split_d192_softcap, .file = "forward_sm90/forward_sm90",
+              .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 192, .value_dim = 192,
+              .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 96, .stages = 2,
+              .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1, .split = 1)
 VARIANT_16BIT(forward_sm90_split_d256_softcap, .file = "forward_sm90/forward_sm90",
               .kernel = "forward_sm90_split", .architecture = 90, .head_dim = 256, .value_dim = 256,
               .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2, .keys = 80, .stages = 2,

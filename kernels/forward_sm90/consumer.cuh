@@ -60,6 +60,9 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
                               bool tracked)
 {
     int last = c->limits.plain_to - 1;
+#if HAS_SERIES
+    if (tracked) c->series_below = allow_series_below(p, &c->limits, &c->rows);
+#endif
     for (;;) {
         release_keys(pipe, c);
         if (Q_STAGES == 1) /* the next work tile's queries wait for this stage */
@@ -113,6 +116,10 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
 {
     const work_tile *w = this_work_tile(pipe, c);
     c->limits = find_limits(w, c->number);
+#if HAS_SERIES
+    /* An instruction takes only one uniform register: the assembler must take this number for one that threads do not share. */
+    c->limits.third = ptx_depend_on(c->limits.third, __int_as_float((int)threadIdx.x), c->zero);
+#endif
 #pragma unroll
     for (int r = 0; r < 2; r++) c->rows.base[r] = find_first_base(w, row_of(0, r));
     c->rows.sum[0] = c->rows.sum[1] = 0;

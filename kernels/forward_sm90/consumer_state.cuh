@@ -28,7 +28,8 @@ typedef struct consumer_state {
     pending_values values;
     bool recompute; /* rows are to be recomputed */
 #if HAS_SERIES
-    bool series; /* in the warp's plain tiles, a series replaces tanh */
+    bool series;       /* in the warp's plain tiles, a series replaces tanh */
+    bool series_below; /* while the max is tracked: at the lower end of its range it may */
 #endif
 #if BIAS_AHEAD
     uint32_t

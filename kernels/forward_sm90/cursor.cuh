@@ -59,6 +59,8 @@ typedef struct tile_limits {
     float scale;  /* to exponents of 2 */
 #if HAS_SERIES
     float first, third, fifth; /* of the series that replaces tanh: options.cuh */
+    float end;                 /* the largest score in its range */
+    float least_top;           /* the least largest exponent of a row that may have lower ones */
 #endif
 #if OPTIONS
     int options; /* one word, for a test in each tile costs a warp about 15 cycles */
@@ -79,6 +81,17 @@ FA_DEVICE int find_tile_options(const work_tile *w)
 
 #endif
 
+#if HAS_SERIES
+
+/* The least exponent of a row's largest weight with which the row's lowest weights may be lost: all of those below
+ * -SERIES_LOW together are at most 2^-11 of its sum. */
+FA_DEVICE float find_least_top(const work_tile *w)
+{
+    return log2f(fmaxf((float)w->n_k, 1.0f)) + 11.0f - SERIES_LOW * w->scale;
+}
+
+#endif
+
 FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
 {
     tile_limits at;
@@ -92,6 +105,8 @@ FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
     at.first = warp_uniform_float(SERIES_FIRST * first);
     at.third = warp_uniform_float(SERIES_THIRD * square * first);
     at.fifth = warp_uniform_float(SERIES_FIFTH * square * square * first);
+    at.end = warp_uniform_float(SERIES_END / w->inner);
+    at.least_top = warp_uniform_float(find_least_top(w));
 #endif
 #if OPTIONS
     at.options = find_tile_options(w);

@@ -49,6 +49,9 @@
 #define FA_SM90_ALL 63
 #define FA_SM90_FLOAT32_ALL 55 /* of kernels for float32: every bias is read by its strides */
 
+/* The largest softcap of kernels for a softcap alone. */
+#define FA_SM90_LARGEST_SOFTCAP 256.0f
+
 /* Scales from here on are folded into the softmax's exponents (find_units in work_tile.cuh). */
 #define FA_SM90_MIN_SCALE 1e-6f
 

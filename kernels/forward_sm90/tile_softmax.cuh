@@ -56,19 +56,62 @@ FA_DEVICE exponent_units find_exponents(const pipeline *pipe, const fa_attention
     return u;
 }
 
+#if HAS_SERIES
+
+/* The exponents that scores mean by the series, and those of scores that have become tanh. */
+FA_DEVICE exponent_units series_units(const tile_limits *l)
+{
+    return (exponent_units){.scale = l->first, .third = l->third, .fifth = l->fifth};
+}
+
+FA_DEVICE exponent_units tanh_units(const tile_limits *l)
+{
+    return (exponent_units){.scale = l->scale, .third = 0, .fifth = 0};
+}
+
+/* Whether a masked tile may try the series: in rows of usual logits it fits. (Of a score of -infinity it would be NaN with a
+ * coefficient of 0.) */
+FA_DEVICE bool may_use_series(const fa_attention_params *p, const tile_limits *l)
+{
+    const float usual_top = 6.0f, least_coefficient = 1e-30f;
+    return !p->lse && l->least_top < usual_top && l->fifth > least_coefficient;
+}
+
+/* The series if all of the warp's scores are in its range; otherwise they become tanh. */
+FA_DEVICE exponent_units choose_exponents(const pipeline *pipe, const fa_attention_params *p,
+                                          consumer_state *c)
+{
+    const float inner = this_work_tile(pipe, c)->inner;
+    float none[2] = {0, 0};
+    if (are_in_series(p, c->scores, inner)) return series_units(&c->limits);
+    cap_scores(c->scores, none, inner, false);
+    return tanh_units(&c->limits);
+}
+
+/* For a masked tile. Where scores are in the range of the series, they become exponents. */
+FA_DEVICE exponent_units find_masked_exponents(const pipeline *pipe, const fa_attention_params *p,
+                                               consumer_state *c)
+{
+    const float inner = this_work_tile(pipe, c)->inner;
+    const exponent_units one = {.scale = 1.0f}, series = series_units(&c->limits);
+    if (are_in_series(p, c->scores, inner)) {
+        apply_series(c->scores, &series);
+        return one;
+    }
+    float none[2] = {0, 0};
+    cap_scores(c->scores, none, inner, false);
+    return tanh_units(&c->limits);
+}
+
+#endif
+
 /* The same for a plain tile. */
 FA_DEVICE exponent_units find_plain_exponents(const pipeline *pipe, const fa_attention_params *p,
                                               consumer_state *c, bool tracked)
 {
     (void)tracked;
 #if HAS_SERIES
-    const tile_limits *l = &c->limits;
-    const exponent_units tanh = {.scale = l->scale, .third = 0, .fifth = 0};
-    const exponent_units series = {.scale = l->first, .third = l->third, .fifth = l->fifth};
-    const float inner = this_work_tile(pipe, c)->inner;
-    if ((c->series && !tracked) || are_in_series(p, c->scores, inner)) return series;
-    cap_scores(c->scores, inner);
-    return tanh;
+    return c->series ? series_units(&c->limits) : choose_exponents(pipe, p, c);
 #else
     return find_exponents(pipe, p, c, false);
 #endif
@@ -160,14 +203,76 @@ FA_DEVICE void weigh_with_max(float *s, row_state *rows, const exponent_units *u
     weigh(s, rows, u, sum);
 }
 
+#if HAS_SERIES
+
+/* Whether a masked tile hides keys from the warp's rows. */
+FA_DEVICE bool hides_keys(const consumer_state *c)
+{
+    return c->at.tile < c->limits.unmasked_from || c->at.tile >= c->limits.unmasked_to;
+}
+
+/* Whether row r of the thread sees keys of the tile. */
+FA_DEVICE bool sees_tile(const pipeline *pipe, const consumer_state *c, int r)
+{
+    const int first = c->at.tile * KEYS;
+    const key_range range = find_keys_of_row(this_work_tile(pipe, c), c->number, row_of(0, r));
+    return range.lo < min(range.hi, first + KEYS) && range.hi > first;
+}
+
+/* Computes weights by the series, if the tile's maxima show that it may be used: all scores are below its upper end, and each row
+ * that sees a key has a weight beside which those of its lowest scores do not matter. Otherwise the scores are only masked. */
+FA_DEVICE bool weigh_masked_by_series(const pipeline *pipe, const fa_attention_params *p,
+                                      consumer_state *c, float *sum, float *rescale)
+{
+    /* Above head dim 192 this is slower (H200, us, with and without it: six packed sequences of 80 to 6,000 rows 884, 805; 8,192
+     * rows, window 4,096, 720, 700). */
+    if (HEAD_DIM > 192 || !may_use_series(p, &c->limits)) return false;
+    const exponent_units u = series_units(&c->limits);
+    const bool hides = hides_keys(c);
+    if (hides) mask_scores(c->scores, this_work_tile(pipe, c), c->number, c->at.tile * KEYS);
+    const float top[2] = {max_of_scores(c->scores, 0), max_of_scores(c->scores, 1)};
+    row_state raised = c->rows;
+    raise_bases(top, &raised, rescale, &u);
+    bool fits = fmaxf(top[0], top[1]) <= c->limits.end;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        fits = fits && (raised.base[r] + HEADROOM >= c->limits.least_top ||
+                        (raised.base[r] == NO_KEY_SEEN && !sees_tile(pipe, c, r)));
+    if (__any_sync(0xffffffff, !fits)) return false;
+    c->rows = raised;
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+    weigh_range_by_series(c->scores, &c->rows, &u, 0, WEIGHTS_X2, &sums);
+    add_partial_sums(&sums, sum);
+    return true;
+}
+
+/* Weights of a masked tile, and bases that are its max. */
+FA_DEVICE void weigh_masked(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                            float *sum, float *rescale)
+{
+    if (weigh_masked_by_series(pipe, p, c, sum, rescale)) return;
+    const exponent_units u = find_masked_exponents(pipe, p, c);
+    if (hides_keys(c))
+        mask_scores(c->scores, this_work_tile(pipe, c), c->number, c->at.tile * KEYS);
+    weigh_with_max(c->scores, &c->rows, &u, sum, rescale);
+}
+
+#endif
+
 FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
+#if HAS_SERIES
+    float sum[2], rescale[2];
+    const int tile = c->at.tile;
+    weigh_masked(pipe, p, c, sum, rescale);
+#else
     exponent_units u = find_exponents(pipe, p, c, false);
     float sum[2], rescale[2];
     const int tile = c->at.tile;
     if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
         mask_scores(c->scores, this_work_tile(pipe, c), c->number, tile * KEYS);
     weigh_with_max(c->scores, &c->rows, &u, sum, rescale);
+#endif
     if (ADAPTIVE && tile + 1 >= c->limits.plain_from && tile + 1 < c->limits.plain_to)
         classify_rows(pipe, p, c, sum);
     wait_for_outputs(c->out, c->weights);
@@ -177,6 +282,35 @@ FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p
 }
 
 /* ---- Plain tiles ----------------------------------------------------------------------------- */
+
+#if HAS_SERIES
+
+/* Raises the bases to the max of a plain tile, and finds the exponents that its scores mean: the max shows whether they are in
+ * the range of the series. Returns whether a base has changed: then outputs must be rescaled. */
+FA_DEVICE bool track_max(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                         exponent_units *u, float *rescale)
+{
+    float top[2] = {max_of_bits(c->scores, 0), max_of_bits(c->scores, 1)};
+    const bool negative = is_negative(top[0]) || is_negative(top[1]);
+    const bool above = !(fmaxf(top[0], top[1]) <= c->limits.end);
+    *u = series_units(&c->limits);
+    if (__any_sync(0xffffffff, negative || above || !c->series_below)) {
+        const float inner = this_work_tile(pipe, c)->inner;
+        const bool beyond = __any_sync(0xffffffff, above) && !p->lse;
+        if (__any_sync(0xffffffff, negative))
+            top[0] = max_of_scores(c->scores, 0), top[1] = max_of_scores(c->scores, 1);
+        if (beyond || !(c->series_below || are_in_series(p, c->scores, inner))) {
+            cap_scores(c->scores, top, inner, beyond);
+            *u = tanh_units(&c->limits);
+        }
+    }
+    raise_bases(top, &c->rows, rescale, u);
+    const bool changed = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
+    if (ADAPTIVE && changed) announce_new_max(pipe, c);
+    return changed;
+}
+
+#else
 
 /* Raises the bases to the max of a plain tile. Returns whether one has changed: then outputs must be rescaled. */
 FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent_units *u,
@@ -190,6 +324,8 @@ FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent
     if (ADAPTIVE && changed) announce_new_max(pipe, c);
     return changed;
 }
+
+#endif
 
 /* Renews the bases, because the weights of the tile are too large for them. Immense weights, which include infinite
  * ones, no longer determine their scores. Then the scores are recomputed, and weights computed with their max. */
@@ -231,10 +367,18 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
 FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                              bool tracked)
 {
+#if HAS_SERIES
+    exponent_units u;
+    float sum[2], rescale[2];
+    const bool rescaled = tracked && track_max(pipe, p, c, &u, rescale);
+    if (!tracked) u = find_plain_exponents(pipe, p, c, false);
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+#else
     const exponent_units u = find_plain_exponents(pipe, p, c, tracked);
     partial_sums sums = {{{0, 0}, {0, 0}}};
     float sum[2], rescale[2];
     const bool rescaled = tracked && track_max(pipe, c, &u, rescale);
+#endif
     row_state paced = c->rows;
     COUNT_PATH(tracked ? HOPPER_TRACKED : HOPPER_UNTRACKED);
 #pragma unroll

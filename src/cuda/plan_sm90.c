@@ -209,6 +209,7 @@ int fa_cuda_sm90_options(const fa_problem *p, fa_tensor_map_shape *bias)
     if (p->mask.data || (p->bias.data && !mapped)) options |= FA_SM90_BY_ROWS;
     if (p->dropout_threshold) options |= FA_SM90_DROPOUT;
     if (!(p->scale > 0) || (options && p->scale < FA_SM90_MIN_SCALE)) options |= FA_SM90_SCALED;
+    if (p->softcap > FA_SM90_LARGEST_SOFTCAP) options |= FA_SM90_SCALED; /* by kernels with all */
     return options;
 }
 
@@ -252,6 +253,7 @@ static bool has_copied_rows(const fa_problem *p, const fa_view *view, int64_t d)
  * behind 6k, 3.5k and 1.8k: head dim 64, page 16, 362, 334, 300; 32 333, 336, 301; 128, 16 577, 477, 492; 32 501, 480, 494; 64 474, 482,
  * 499; 256, 16 1,104, 883, 822; 64 1,054, 916, 844; 256 1,075, 924, 877.) Few rows of a key head wait for memory, which TMA reads faster but in small
  * boxes (64 sequences of 16 queries at 4k: 64, page 16, 166, 148, 159; 128 267, 279, 265; 32 259, 277, 262; 256, 16 559, 550, 530; 64 530, 540, 525).
+ * With a softcap copies are faster there, too (149 sequences of 11 queries at 1,500, 128, page 16, 301, 271, 263).
  */
 static bool wants_copies(const fa_problem *p)
 {
@@ -261,7 +263,7 @@ static bool wants_copies(const fa_problem *p)
         return false;
     if (p->rows_k % FA_SM90_LEAST_PAGE) return true;
     if (p->d <= NARROW_DIM) return p->rows_k <= SMALL_PAGE;
-    if (p->d <= MIDDLE_DIM) return !few_rows && p->rows_k <= 2 * SMALL_PAGE;
+    if (p->d <= MIDDLE_DIM) return (!few_rows || p->softcap > 0) && p->rows_k <= 2 * SMALL_PAGE;
     return p->d > WIDE_DIM; /* others have narrower variants by TMA */
 }
 

@@ -551,6 +551,7 @@ static void test_small_pages(void)
         int64_t page, d, rows;
         int copied,
             other; /* the variants of forward_sm90_split with it, or without: FA_NO_VARIANT if it is not chosen */
+        float softcap;
     } cases[] = {
         {1, 64, 2000, FA_VARIANT_forward_sm90_split_d64_copied_bf16, FA_NO_VARIANT},
         {3, 104, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT},
@@ -564,11 +565,20 @@ static void test_small_pages(void)
         {16, 96, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d96_bf16},
         {1, 192, 2000, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT},
         {1, 98, 2000, FA_NO_VARIANT, FA_NO_VARIANT}, /* rows are no whole vectors */
+        {1, 64, 2000, FA_VARIANT_forward_sm90_split_d64_softcap_copied_bf16, FA_NO_VARIANT, 30},
+        {16, 128, 2000, FA_VARIANT_forward_sm90_split_d128_softcap_copied_bf16, FA_NO_VARIANT, 30},
+        {16, 128, 31, FA_VARIANT_forward_sm90_split_d128_softcap_copied_bf16, FA_NO_VARIANT, 30},
+        {64, 128, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_softcap_bf16, 30},
+        {64, 128, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 300}, /* by kernels with all options */
+        {16, 256, 2000, FA_VARIANT_forward_sm90_split_d256_softcap_copied_bf16, FA_NO_VARIANT, 50},
+        {1, 192, 2000, FA_VARIANT_forward_sm90_split_d256_softcap_copied_bf16, FA_NO_VARIANT, 30},
+        {16, 192, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d192_softcap_bf16, 30},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_cuda_plan plan;
         fa_problem p = make_chunk(8, 4, 4 * cases[i].rows, 9600, cases[i].d);
         p.max_q = cases[i].rows + 1; /* unequal queries */
+        p.softcap = cases[i].softcap;
         p.rows_k = cases[i].page;
         p.blocks_k = 4 * 9600 / cases[i].page;
         set_view(&p.k, p.rows_k, p.heads_kv, (p.d + 7) / 8 * 8);
@@ -591,12 +601,13 @@ static void test_small_pages(void)
               plan.launches[0].variant == FA_VARIANT_forward_sm90_general128_copied_bf16 &&
               plan.workspace_bytes == 0,
           "%s", fa_variants[plan.launches[0].variant].name);
-    p.softcap = 20;
+    const float slopes[8] = {0};
+    p.alibi_slopes = slopes;
     CHECK(plan_by(NULL, &p, &plan) && /* behind one for few queries */
               plan.launches[1].variant == FA_VARIANT_forward_sm90_general128_copied_bf16,
           "%s", fa_variants[plan.launches[1].variant].name);
     /* Rows that are too far apart for offsets of 32 bits. */
-    p.softcap = 0;
+    p.alibi_slopes = NULL;
     p.k.stride[0] = INT64_C(1) << 20;
     CHECK(plan_by(NULL, &p, &plan) && !fa_variants[plan.launches[0].variant].copied, "%s",
           fa_variants[plan.launches[0].variant].name);
@@ -689,7 +700,7 @@ static void test_refusals(void)
 static void test_softcap(void)
 {
     static const int64_t dims[] = {64, 80, 128, 192, 256};
-    static const int widths[] = {64, 128, 128, 256, 256};
+    static const int widths[] = {64, 128, 128, 192, 256};
     for (int i = 0; i < 10; i++) {
         fa_problem p = i < 5 ? make_problem(1, 8192, 8192, dims[i])
                              : make_chunk(8, 1, 512, 16384, dims[i - 5]);

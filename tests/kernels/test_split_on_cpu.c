@@ -350,14 +350,15 @@ static void test_groups(void)
  * of parts have sinks added. */
 static void test_softcaps(void)
 {
-    static const int64_t dims[] = {64, 128, 256};
+    static const int64_t dims[] = {64, 128, 192, 256};
     static const float sinks[] = {0.5f, -1, 2, 1};
     const int sections = with_parts[FA_SM90_SECTION_PARTS], tiles = whole + taken,
               parts = with_parts[2] + with_parts[3];
-    for (int64_t n = 0; n < 24; n++) {
+    for (int64_t n = 0; n < 32; n++) {
         attention a;
         ref_array want, lse;
-        const shape s = {1, 4, 2, n % 4 < 2 ? 140 : 70, 400, dims[n % 3], dims[n % 3]};
+        const int64_t d = dims[(n + n / 4) % 4];
+        const shape s = {1, 4, 2, n % 4 < 2 ? 140 : 70, 400, d, d};
         static int32_t keys[1] = {370};
         make_aligned(&a, (uint64_t)n, s, n / 3 % 2 ? FA_FLOAT16 : FA_BFLOAT16);
         a.in.options.flags = FA_CAUSAL;
@@ -367,11 +368,11 @@ static void test_softcaps(void)
             a.in.options.window_right = -1;
         }
         a.in.options.softcap = n % 4 == 1 ? 1.5f : 25.0f;
-        if (n / 6 % 2) a.in.options.seqlens_k = keys;
+        if (n / 8 % 2) a.in.options.seqlens_k = keys;
         if (n % 7 == 2) a.in.options.sinks = sinks;
         ref_forward(&a.in, &want, &lse);
         random_call call = forward_call(&a);
-        const bool with_lse = n / 12 > 0;
+        const bool with_lse = n / 16 > 0;
         if (!with_lse) call.lse = NULL;
         check_attends(attend, n, &call);
         for (int64_t h = 0; h < s.heads_q; h++)
@@ -439,17 +440,19 @@ static fa_tensor make_cache(attention *a, const char *name, int64_t page, const 
     return t;
 }
 
-/* Pages of few rows, and of no power of two: the kernels whose warps copy keys and values, and others. */
+/* Pages of few rows, and of no power of two: the kernels whose warps copy keys and values, and others; the latter half with a
+ * softcap, a small and a large one. */
 static void test_small_pages(void)
 {
     static const int64_t pages[] = {1, 3, 16, 24, 5}, dims[] = {64, 128, 256, 40, 120};
     static const int32_t lengths[] = {70, 333, 1, 129};
     enum { BATCH = 4, KEYS = 333 };
-    for (int64_t n = 0; n < 20; n++) {
+    for (int64_t run = 0; run < 40; run++) {
         static int32_t table[BATCH * KEYS];
         attention a;
         ref_array want, lse;
-        const int64_t page = pages[n % 5], d = dims[n / 5 == 3 ? n % 4 : (n + n / 5) % 5],
+        const int64_t n = run % 20, page = pages[n % 5],
+                      d = dims[n / 5 == 3 ? n % 4 : (n + n / 5) % 5],
                       entries = (KEYS + page - 1) / page;
         const shape s = {BATCH, 4, n % 2 ? 4 : 2, 90 + n, 1, d, d};
         make_aligned(&a, (uint64_t)n, s, n % 3 ? FA_BFLOAT16 : FA_FLOAT16);
@@ -461,6 +464,7 @@ static void test_small_pages(void)
         a.in.k = make_cache(&a, "k", page, table, entries, lengths);
         a.in.v = make_cache(&a, "v", page, table, entries, lengths);
         a.in.options.flags = n % 4 ? FA_CAUSAL : 0;
+        if (run >= 20) a.in.options.softcap = n % 6 == 2 ? 2.0f : 30.0f;
         if (n % 4 == 3) {
             a.in.options.flags |= FA_WINDOW;
             a.in.options.window_left = 40;
@@ -470,7 +474,8 @@ static void test_small_pages(void)
         a.in.options.block_table = table;
         a.in.options.block_table_stride = entries;
         ref_forward(&a.in, &want, &lse);
-        const random_call call = forward_call(&a);
+        random_call call = forward_call(&a);
+        if (run >= 20 && n % 2) call.lse = NULL; /* then there is a series */
         check_attends(attend, n, &call);
         for (int64_t b = 0; b < BATCH; b++)
             for (int64_t h = 0; h < s.heads_q; h++)
