@@ -242,6 +242,12 @@ VARIANT_16BIT(forward_sm90_merge_lengths, .file = "forward_sm90/merge",
               .kernel = "forward_sm90_merge", .architecture = 90, .own_lengths = 1)
 END(forward_merge, sm90)
 
+/* The same for kernels of float32 inputs. */
+FAMILY(forward_merge, float32_sm90)
+VARIANT(forward_sm90_merge_float32, .file = "forward_sm90/merge_float32",
+        .kernel = "forward_sm90_merge_float32", .architecture = 90)
+END(forward_merge, float32_sm90)
+
 FAMILY(forward, sm80)
 VARIANT_16BIT(forward_sm80_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80",
               .architecture = 80, .head_dim = 64, .options = 0, .warps = 4, .split = 1,
@@ -418,6 +424,10 @@ VARIANT(forward_tf32_sm90_d512, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_TF32,
         .head_dim = 512, .value_dim = 256, .options = 0, .cluster = 2, .consumers = 2, .keys = 32,
         .stages = 5, .q_stages = 1, .chunk = 16384, .few_queries = 0)
+VARIANT(forward_tf32_sm90_general384, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_TF32,
+        .head_dim = 384, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 2,
+        .consumers = 2, .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384, .few_queries = 0)
 VARIANT(forward_tf32_sm90_general512, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_TF32,
         .head_dim = 512, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 2,
@@ -484,6 +494,10 @@ VARIANT(forward_f16x3_sm90_d512, .file = "forward_f16x3_sm90/forward_f16x3_sm90"
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 512, .value_dim = 256, .options = 0, .cluster = 2, .consumers = 2, .keys = 32,
         .stages = 5, .q_stages = 1, .chunk = 16384)
+VARIANT(forward_f16x3_sm90_general384, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 384, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 2,
+        .consumers = 2, .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)
 VARIANT(forward_f16x3_sm90_general512, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 512, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 2,

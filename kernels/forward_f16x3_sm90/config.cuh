@@ -103,6 +103,7 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 #define DESCRIBES_FIRST 0
 #define SINGLE_TILES 0
 #define RECOMPUTES_LSE 1
+#define DESCRIBE_WHOLE describe_whole /* keys may be split: forward_sm90/describe.cuh */
 #define EXACT_SUMS 1
 #define NATURAL_BASES (OPTIONS != 0) /* forward_sm90/float32_options.cuh */
 

@@ -41,11 +41,47 @@ FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, 
     }
 }
 
-/* Stores a consumer's outputs and log-sum-exp; zeros and -infinity in rows without a query. */
-FA_DEVICE void store_outputs(const fa_attention_params *p, const work_tile *w,
-                             const row_state *rows, const float *out, int consumer)
+/* The first row of a part's sums among the rows of all parts; -1: the work tile has all of its keys. */
+FA_DEVICE int find_part_row(const fa_sm90_split *split, const work_tile *w)
 {
-    const int first = row_of(consumer, 0);
+    if (split->parts == 0) return -1;
+    const int64_t at = w->out - (char *)split->out, row = 4 * split->value_dim;
+    const int64_t rows = (int64_t)(split->first_task[1] - split->first_task[0]) * QUERIES;
+    return at < 0 || at >= rows * row ? -1 : (int)((uint64_t)at / (uint64_t)row);
+}
+
+/* The sums of a part's rows, as they are: the rows of all parts are divided together. */
+FA_DEVICE void store_part(const fa_sm90_split *split, const work_tile *w, const row_state *rows,
+                          const float *out, int consumer, int part_row)
+{
+    const int first = row_of(consumer, 0), own = (int)threadIdx.x % 4 * 2;
+    const int columns = split->value_dim - FIRST_COLUMN;
+    float sum[2];
+    find_sums(rows, sum);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int i = first + 8 * r;
+        if (i >= w->queries) continue;
+        float *to = (float *)w->out + i * split->value_dim + FIRST_COLUMN + own;
+#pragma unroll
+        for (int j = 0; j < VALUE_DIM / 8; j++)
+            if (8 * j < columns)
+                *(float2 *)(to + 8 * j) = make_float2(out[4 * j + 2 * r], out[4 * j + 2 * r + 1]);
+        const fa_sm90_row_sum both = {rows->base[r], sum[r]};
+        if (own == 0 && FIRST_COLUMN == 0) split->sums[part_row + i] = both;
+    }
+}
+
+/* Stores a consumer's outputs and log-sum-exp; zeros and -infinity in rows without a query. Of a part of the keys its sums. */
+FA_DEVICE void store_outputs(const fa_attention_params *p, const fa_sm90_params *s,
+                             const work_tile *w, const row_state *rows, const float *out,
+                             int consumer)
+{
+    const int first = row_of(consumer, 0), part_row = find_part_row(&s->split, w);
+    if (part_row >= 0) {
+        store_part(&s->split, w, rows, out, consumer, part_row);
+        return;
+    }
     float factor[2];
     find_factors(p, w, rows, first, factor);
 #pragma unroll

@@ -443,6 +443,7 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_c
     set_uniform(p, l, params);
     params->bias_step = fa_cuda_map_steps(&bias);
     params->bias_mapped = l->sm90.bias_mapped;
+    params->split.parts = 0; /* it may have split keys */
     fa_sm90_map *const maps[] = {&params->q, &params->k, &params->v, &params->bias};
     return fa_cuda_encode_maps(l->sm90.maps, maps, l->sm90.bias_mapped ? 4 : 3, encode, fault);
 }
@@ -555,6 +556,18 @@ bool fa_cuda_add_beside(const fa_problem *p, const fa_cuda_device *device, fa_cu
         return false;
     plan->launches[plan->count - 1].overlaps = true;
     return true;
+}
+
+const fa_variant *fa_cuda_find_tf32_sm90(const fa_problem *p, const fa_cuda_device *device)
+{
+    return find_variant(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90,
+                        fa_cuda_sm90_options(p, NULL), false, device);
+}
+
+const fa_variant *fa_cuda_find_f16x3_sm90(const fa_problem *p, const fa_cuda_device *device)
+{
+    return find_variant(p, FA_FIRST_forward_f16x3_sm90, FA_END_forward_f16x3_sm90,
+                        fa_cuda_sm90_options(p, NULL), false, device);
 }
 
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
