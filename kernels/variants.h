@@ -1069,6 +1069,10 @@ VARIANT(backward_tf32_d64, .file = "backward_sm80/backward_sm80", .kernel = "bac
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64,
         .options = 0, .warps = 4, .group_rows = 32, .keys = 128, .queries = 32, .stages = 2,
         .blocks = 2)
+VARIANT(backward_tf32_d64_bias, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80",
+        .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64,
+        .options = FA_BACKWARD_SM80_BIAS, .warps = 4, .group_rows = 32, .keys = 128, .queries = 32,
+        .stages = 2, .blocks = 2)
 VARIANT(backward_tf32_d64_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80",
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64,
         .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 32, .keys = 128, .queries = 32,
@@ -1090,6 +1094,10 @@ VARIANT(backward_tf32_d128, .file = "backward_sm80/backward_sm80", .kernel = "ba
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128,
         .options = 0, .warps = 8, .group_rows = 16, .keys = 128, .queries = 32, .stages = 2,
         .blocks = 1)
+VARIANT(backward_tf32_d128_bias, .file = "backward_sm80/backward_sm80",
+        .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_BACKWARD_SM80_BIAS, .warps = 8,
+        .group_rows = 16, .keys = 128, .queries = 32, .stages = 2, .blocks = 1)
 VARIANT(backward_tf32_d128_general, .file = "backward_sm80/backward_sm80",
         .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
         .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 8,
@@ -1150,6 +1158,10 @@ VARIANT(backward_tf32x3_d64, .file = "backward_sm80/backward_sm80", .kernel = "b
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64,
         .options = 0, .warps = 4, .group_rows = 16, .keys = 64, .queries = 32, .stages = 1,
         .blocks = 2)
+VARIANT(backward_tf32x3_d64_bias, .file = "backward_sm80/backward_sm80",
+        .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_BACKWARD_SM80_BIAS, .warps = 4,
+        .group_rows = 16, .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_d64_general, .file = "backward_sm80/backward_sm80",
         .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
         .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4,
@@ -1158,6 +1170,10 @@ VARIANT(backward_tf32x3_d128, .file = "backward_sm80/backward_sm80", .kernel = "
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128,
         .options = 0, .warps = 4, .group_rows = 16, .keys = 64, .queries = 32, .stages = 1,
         .blocks = 2)
+VARIANT(backward_tf32x3_d128_bias, .file = "backward_sm80/backward_sm80",
+        .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_BIAS, .warps = 4,
+        .group_rows = 16, .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_d128_general, .file = "backward_sm80/backward_sm80",
         .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
         .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 4,

@@ -22,10 +22,10 @@ enum {
     QUADS = VALUE_DIM / 128 /* of a lane */
 };
 
-/* Where the row is: its query tile among those that are cut, and its number in it. */
+/* Where the sums of a row are. */
 typedef struct merged_row {
-    int64_t slot_row; /* of the first part; those of others are `apart` rows apart */
-    int64_t apart;
+    int64_t slot_row; /* of its first part */
+    int64_t apart;    /* rows from a part to the next one */
     int parts;
 } merged_row;
 
@@ -101,20 +101,20 @@ FA_KERNEL __launch_bounds__(MERGE_THREADS)
                                const __grid_constant__ fa_sm90_params s)
 {
     const fa_sm90_split *split = &s.split;
-    const int64_t n = (int64_t)blockIdx.x * MERGE_WARPS + threadIdx.x / 32;
-    const int64_t cut = fa_divide(n, split->queries), i = n - cut * split->queries;
+    const int64_t n = (int64_t)blockIdx.x * MERGE_WARPS + threadIdx.x / 32,
+                  cut = fa_divide(n, split->queries);
+    const int32_t tiles = fa_count_cut_tiles(split), whole = split->first_task[0];
     float out[QUADS][4], lse;
-    if (cut >= fa_count_cut_tiles(split)) return;
-    const int64_t task = fa_split_tile(split, split->first_task[0] + (int32_t)cut);
+    const int64_t task = fa_split_tile(split, whole + (cut < tiles ? (int32_t)cut : 0));
     const fa_tile t = fa_find_tile(&p, task, split->queries);
-    const int64_t query = t.first + i, last = fa_min64(t.first + split->queries, t.n_q) - 1;
-    if (query >= t.n_q) return;
+    const int64_t query = t.first + n - cut * split->queries,
+                  last = fa_min64(t.first + split->queries, t.n_q) - 1;
     const int64_t keys = fa_min64(t.n_k, (int64_t)s.reach.hi + last);
-    const merged_row row = {
-        n, (int64_t)fa_count_cut_tiles(split) * split->queries,
-        fa_count_split_parts(split, keys, (int32_t)s.tasks)};
+    const merged_row row = {n, (int64_t)tiles * split->queries,
+                            fa_count_split_parts(split, keys, (int32_t)s.tasks)};
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
+    if (cut >= tiles || query >= t.n_q) return;
     const float top = find_top(split, &row), sum = add_all_parts(split, &row, top, out);
     float factor = finish_sum(top, sum, p.sinks ? p.sinks[t.head] : -INFINITY,
                               split->first_tile[1], &lse);
