@@ -55,6 +55,19 @@ static const char *name_of(const fa_cuda_plan *plan)
     return fa_variants[plan->launches[0].variant].name;
 }
 
+/* Whether float32's keys are split, which does not change the variant. */
+static bool has_parts(const fa_cuda_plan *plan)
+{
+    return plan->family == &fa_cuda_forward_split_tf32_sm90 ||
+           plan->family == &fa_cuda_forward_split_f16x3_sm90;
+}
+
+/* The plan's family, or the same without split keys. */
+static const fa_cuda_family *whole_family(const fa_cuda_plan *plan)
+{
+    return has_parts(plan) ? plan->family->without_workspace : plan->family;
+}
+
 /* Properties of every plan. */
 static void check_plan(const fa_problem *p, const fa_cuda_device *device)
 {
@@ -69,7 +82,9 @@ static void check_plan(const fa_problem *p, const fa_cuda_device *device)
           "%u bytes of shared memory on %s", plan.launches[0].smem_bytes, device->name);
     const uint32_t cluster = plan.launches[0].cluster ? plan.launches[0].cluster : 1;
     CHECK(plan.launches[0].grid <= 2147483647u && plan.launches[0].grid % cluster == 0 &&
-              (int64_t)(plan.launches[0].grid / cluster) <= plan.launches[0].tasks,
+              (int64_t)(plan.launches[0].grid / cluster) <=
+                  (has_parts(&plan) ? plan.launches[0].sm90.split.first_task[1]
+                                    : plan.launches[0].tasks),
           "grid %u", plan.launches[0].grid);
     CHECK((plan.launches[0].grid > 0) == (plan.launches[0].tasks > 0), "grid %u for %lld tasks",
           plan.launches[0].grid, (long long)plan.launches[0].tasks);
@@ -79,7 +94,9 @@ static void check_plan(const fa_problem *p, const fa_cuda_device *device)
     CHECK(plan.launches[0].tile_k % 32 == 0, "a key tile of %d", plan.launches[0].tile_k);
     CHECK(plan.launches[0].tasks >= rows * p->heads_q * p->blocks_q, "%lld tasks",
           (long long)plan.launches[0].tasks);
-    CHECK(plan.count == 1 && plan.workspace_bytes == 0, "%d launches", plan.count);
+    const bool parts = has_parts(&plan);
+    CHECK(plan.count == 1 + parts && (plan.workspace_bytes > 0) == parts, "%d launches",
+          plan.count);
     CHECK(plan.launches[0].idle == (plan.launches[0].tasks == 0), "idle");
 }
 
@@ -320,14 +337,14 @@ static void test_float32(void)
                 p.precision = precisions[n];
                 check_plan(&p, &devices[i]);
                 const fa_cuda_plan plan = plan_of(&p, &devices[i]);
-                CHECK(strcmp(plan.family->name, name) == 0, "d %lld on %s: %s%s", (long long)d,
+                CHECK(strcmp(whole_family(&plan)->name, name) == 0, "d %lld on %s: %s%s", (long long)d,
                       devices[i].name, name_of(&plan), plan.passed_over);
                 CHECK(strcmp(plan.arithmetic, arithmetic) == 0, "d %lld: %s", (long long)d,
                       plan.arithmetic);
                 p.softcap = 30; /* an option of the scores */
                 const fa_cuda_plan general = plan_of(&p, &devices[i]);
                 const bool hopper = strstr(name, "_sm90");
-                CHECK(hopper ? general.family == plan.family
+                CHECK(hopper ? whole_family(&general) == whole_family(&plan)
                              : !strstr(general.family->name, "_sm90"),
                       "d %lld: %s", (long long)d, name_of(&general));
             }
@@ -761,7 +778,7 @@ static void test_tf32_sm90_refusals(void)
 static void test_float32_options(fa_precision precision, const char *family, const int *variants,
                                  int count)
 {
-    static const int64_t dims[] = {36, 128, 132, 196, 260};
+    static const int64_t dims[] = {36, 128, 132, 196, 260, 388};
     static float slopes[8];
     for (int i = 0; i < count; i++) {
         fa_problem other[8];
@@ -804,13 +821,13 @@ static void test_options_of_float32(void)
     static const int three[] = {
         FA_VARIANT_forward_f16x3_sm90_general64, FA_VARIANT_forward_f16x3_sm90_general128,
         FA_VARIANT_forward_f16x3_sm90_general192, FA_VARIANT_forward_f16x3_sm90_general256,
-        FA_VARIANT_forward_f16x3_sm90_general512};
+        FA_VARIANT_forward_f16x3_sm90_general384, FA_VARIANT_forward_f16x3_sm90_general512};
     static const int tf32[] = {
         FA_VARIANT_forward_tf32_sm90_general64, FA_VARIANT_forward_tf32_sm90_general128,
         FA_VARIANT_forward_tf32_sm90_general192, FA_VARIANT_forward_tf32_sm90_general256,
-        FA_VARIANT_forward_tf32_sm90_general512};
-    test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three, 5);
-    test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32, 5);
+        FA_VARIANT_forward_tf32_sm90_general384, FA_VARIANT_forward_tf32_sm90_general512};
+    test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three, 6);
+    test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32, 6);
 }
 
 /* float32 with float32's errors, for heads that a cluster of two blocks shares. */
@@ -833,12 +850,15 @@ static void test_f16x3_clusters(void)
         set_dtype(&p, FA_FLOAT32);
         const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
         const fa_cuda_plan_launch *l = &plan.launches[0];
-        CHECK(plan.family == &fa_cuda_forward_f16x3_sm90 && l->variant == cases[i].variant &&
-                  l->grid == l->cluster * (uint32_t)l->tasks && l->cluster == (i ? 2 : 1),
+        const int64_t all = has_parts(&plan) ? l->sm90.split.first_task[1] : l->tasks,
+                      most = devices[H200].multiprocessors / l->cluster;
+        const uint32_t tasks = (uint32_t)(all < most ? all : most);
+        CHECK(whole_family(&plan) == &fa_cuda_forward_f16x3_sm90 && l->variant == cases[i].variant &&
+                  l->grid == l->cluster * tasks && l->cluster == (i ? 2 : 1),
               "case %zu: %s", i, name_of(&plan));
         p.precision = FA_PRECISION_TF32; /* the same clusters, with high parts alone */
         const fa_cuda_plan one = plan_of(&p, &devices[H200]);
-        CHECK(one.family == &fa_cuda_forward_tf32_sm90 &&
+        CHECK(whole_family(&one) == &fa_cuda_forward_tf32_sm90 &&
                   fa_variants[one.launches[0].variant].head_dim ==
                       fa_variants[cases[i].variant].head_dim &&
                   one.launches[0].cluster == l->cluster,
