@@ -264,8 +264,12 @@ static bool plan_split(const fa_cuda_family *whole, const fa_problem *p,
     if (refuse_split(p, why, size) || !whole->plan(p, device, plan, why, size)) return false;
     fa_cuda_plan_launch *l = &plan->launches[0];
     const work w = find_work(p, &fa_variants[l->variant], device);
+    if (w.heads > INT32_MAX / FA_SM90_PARTS / (w.tiles + 1)) {
+        fa_cuda_say(why, size, "there are %" PRId64 " work tiles", l->tasks);
+        return false;
+    }
     const choice c = choose(&w);
-    if (c.parts == 0 || w.heads > INT32_MAX / FA_SM90_PARTS / (w.tiles + 1)) {
+    if (c.parts == 0) {
         fa_cuda_say(why, size,
                     "queries see one key tile, or sums of parts need more than %d MiB",
                     (int)(MOST_WORKSPACE >> 20));

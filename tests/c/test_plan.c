@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "../../kernels/forward_sm90/split_rounds.h"
 #include "cuda/parameters.h"
 #include "cuda/family.h"
 #include "cuda/plan_decode_latent_sm90.h"
@@ -851,7 +852,7 @@ static void test_f16x3_clusters(void)
         const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
         const fa_cuda_plan_launch *l = &plan.launches[0];
         const int64_t all = has_parts(&plan) ? l->sm90.split.first_task[1] : l->tasks,
-                      most = devices[H200].multiprocessors / l->cluster;
+                      most = devices[H200].multiprocessors / (int64_t)l->cluster;
         const uint32_t tasks = (uint32_t)(all < most ? all : most);
         CHECK(whole_family(&plan) == &fa_cuda_forward_f16x3_sm90 && l->variant == cases[i].variant &&
                   l->grid == l->cluster * tasks && l->cluster == (i ? 2 : 1),
@@ -867,6 +868,93 @@ static void test_f16x3_clusters(void)
     fa_problem p = make_mapped(8, 300, 516, 512);
     set_dtype(&p, FA_FLOAT32);
     expect_refusal(&p, &devices[H200], "f16x3_sm90", "the head dims are 516 and 512");
+}
+
+/* The family of split keys says why it refuses. */
+static void expect_unsplit(const fa_problem *p, const char *reason)
+{
+    fa_cuda_plan plan;
+    char why[320] = "";
+    const fa_cuda_family *family = &fa_cuda_forward_split_tf32_sm90;
+    fa_cuda_plan_begin(&devices[H200], family, &plan);
+    CHECK(!family->plan(p, &devices[H200], &plan, why, sizeof why) && strstr(why, reason), "%s", why);
+    CHECK(plan_of(p, &devices[H200]).family == &fa_cuda_forward_tf32_sm90, "%s", reason);
+}
+
+/* Each part of each query tile is a task, once; whole query tiles come first. */
+static void check_parts(const fa_cuda_plan *plan, bool by_tiles)
+{
+    enum { MOST = 4096 };
+    static bool seen[MOST];
+    const fa_cuda_plan_launch *l = &plan->launches[0];
+    const fa_sm90_split *split = &l->sm90.split;
+    const int32_t whole = split->first_task[0], all = split->first_task[1];
+    memset(seen, 0, sizeof seen);
+    for (int32_t task = 0; task < all; task++) {
+        const fa_split_task t = fa_find_split_task(split, task);
+        const int64_t part = task < whole ? 0 : t.part, at = t.tile * split->parts + part;
+        CHECK((t.slot < 0) == (task < whole) && (t.slot < 0 || t.slot == task - whole), "slot %d",
+              (int)t.slot);
+        CHECK(t.tile >= 0 && t.tile < l->tasks && part < split->parts && at < MOST && !seen[at],
+              "task %d is part %lld of tile %lld", (int)task, (long long)part, (long long)t.tile);
+        seen[at] = true;
+        if (by_tiles) CHECK(task > 0 || t.tile == 0, "the last tile of the first head comes first");
+    }
+    CHECK(all == whole + (l->tasks - whole) * split->parts, "%d tasks", (int)all);
+    CHECK(fa_count_split_parts(split, 0, 64) == 1 && fa_count_split_parts(split, 65, 64) == 2 &&
+              fa_count_split_parts(split, 1 << 20, 64) == split->parts,
+          "parts of a query tile");
+}
+
+/* Keys of float32 are split where work tiles leave multiprocessors idle. */
+static void test_split_float32(void)
+{
+    static const struct {
+        int64_t heads, n, d;
+        bool causal;
+        int parts, whole; /* parts 0: keys are not split */
+    } cases[] = {{20, 256, 192, false, 1, 0},
+                 {32, 768, 256, false, 1, 0},
+                 {4, 1625, 384, true, 1, 0},
+                 {2, 3610, 192, false, 1, 0},
+                 {1, 8000, 64, false, 1, 0},
+                 {40, 192, 128, false, 0, 0},
+                 {132, 256, 128, false, 0, 0},
+                 {33, 512, 128, false, 0, 0},
+                 {600, 512, 128, true, 0, 0}};
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        const bool tf32 = i % 2;
+        fa_problem p = make_tf32(cases[i / 2].heads, cases[i / 2].n, cases[i / 2].d);
+        p.causal = cases[i / 2].causal;
+        if (!tf32) p.precision = FA_PRECISION_FLOAT32;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_sm90_split *split = &plan.launches[0].sm90.split;
+        CHECK(has_parts(&plan) == (cases[i / 2].parts > 0), "case %zu: %d launches", i, plan.count);
+        if (!has_parts(&plan)) continue;
+        CHECK(split->parts >= 2 && split->parts <= FA_SM90_PARTS, "case %zu: %d parts", i,
+              (int)split->parts);
+        CHECK(tf32 || (split->parts == cases[i / 2].parts &&
+                       split->first_task[0] == cases[i / 2].whole),
+              "case %zu: %d parts, %d whole tiles", i, (int)split->parts,
+              (int)split->first_task[0]);
+        CHECK(plan.workspace_bytes >=
+                  (size_t)(split->first_task[1] - split->first_task[0]) * 128 *
+                      (size_t)(p.d_v * 4 + 8),
+              "case %zu: %zu bytes", i, plan.workspace_bytes);
+        check_parts(&plan, p.causal);
+        p.batch_invariant = true;
+        CHECK(plan_of(&p, &devices[H200]).count == 1, "case %zu: batch-invariant", i);
+    }
+    fa_problem p = make_tf32(2, 3000, 128);
+    p.window_left = 100;
+    expect_unsplit(&p, "there is a window");
+    p.window_left = -1;
+    static const int32_t lengths[1];
+    p.seqlens_k = lengths;
+    expect_unsplit(&p, "lengths are on the device");
+    p.seqlens_k = NULL;
+    p.n_k = p.rows_k = 20;
+    expect_unsplit(&p, "queries see one key tile");
 }
 
 /* For head dims to 128, few queries use two consumers. */
@@ -1896,6 +1984,7 @@ int main(void)
     test_tf32_sm90_refusals();
     test_tf32_sm90_variants();
     test_options_of_float32();
+    test_split_float32();
     test_f16x3_clusters();
     test_decode_bytes();
     test_decode_latent();
