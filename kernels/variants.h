@@ -469,6 +469,10 @@ VARIANT(forward_f16x3_sm90_general128, .file = "forward_f16x3_sm90/forward_f16x3
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
         .consumers = 2, .keys = 64, .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_bias192, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
+        .consumers = 2, .keys = 32, .stages = 5, .q_stages = 1, .for_bias = 1)
 VARIANT(forward_f16x3_sm90_general192, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,

@@ -37,11 +37,11 @@ FA_DEVICE bool describe_task(const fa_attention_params *p, const fa_sm90_params 
                              work_tile *w)
 {
     const fa_sm90_split *split = &s->split;
-    if (split->parts == 0 || task < 0) return describe_work_tile(p, s, task, w);
-    const fa_split_task of = fa_find_split_task(split, (int32_t)task);
-    const int first = of.part * split->part_tiles;
+    fa_split_task of = {task, 0, -1};
+    if (split->parts && task >= 0) of = fa_find_split_task(split, (int32_t)task);
     if (!describe_work_tile(p, s, of.tile, w)) return false;
     if (of.slot < 0) return true;
+    const int first = of.part * split->part_tiles;
     if (of.part > 0 && first >= w->key_tiles) return false;
     take_part(first, first + split->part_tiles, w);
     w->out = (char *)(split->out + (int64_t)of.slot * QUERIES * split->value_dim);
@@ -53,7 +53,8 @@ FA_DEVICE bool describe_whole(const fa_attention_params *p, const fa_sm90_params
                               work_tile *w)
 {
     const bool whole = s->split.parts == 0 || task < s->split.first_task[0];
-    return whole && describe_task(p, s, task, w);
+    if (whole && s->split.parts && task >= 0) task = fa_split_tile(&s->split, (int32_t)task);
+    return whole && describe_work_tile(p, s, task, w);
 }
 
 /* Describes the block's next two tasks, if there are any: waits until their entries are empty and fills

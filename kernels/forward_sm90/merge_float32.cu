@@ -19,8 +19,11 @@
 enum {
     MERGE_THREADS = FA_SM90_MERGE_THREADS,
     MERGE_WARPS = MERGE_THREADS / 32,
-    QUADS = VALUE_DIM / 128 /* of a lane */
+    MERGE_BLOCKS = 5,      /* of a multiprocessor: most of the time is latency */
+    QUADS = VALUE_DIM / 128, /* of a lane */
+    AHEAD = 2              /* parts whose columns are loaded before the first is used */
 };
+static_assert(FA_SM90_PARTS <= 32, "a lane has the sum of one part");
 
 /* Where the sums of a row are. */
 typedef struct merged_row {
@@ -29,51 +32,53 @@ typedef struct merged_row {
     int parts;
 } merged_row;
 
-/* 2^(base - top), if bases are exponents of 2. Bases are exact, and so is their difference if they are near each other. */
-FA_DEVICE float part_factor(float base, float top, bool natural)
-{
-    if (base == NO_KEY_SEEN) return 0.0f;
-    return ptx_ex2((base - top) * (natural ? FA_LOG2E : 1.0f));
-}
+/* What all lanes know of a row: the largest base, and the sum of weights relative to it. factor: of the outputs of part `lane`; 0:
+ * they mean nothing. */
+typedef struct merged_sums {
+    float top, sum, factor;
+} merged_sums;
 
-FA_DEVICE float find_top(const fa_sm90_split *split, const merged_row *row)
+/* Each lane loads the sum of one part. Bases are exact, and so is their difference where it matters. natural: they are logits. */
+FA_DEVICE merged_sums merge_sums(const fa_sm90_split *split, const merged_row *row, bool natural)
 {
-    float top = NO_KEY_SEEN;
-    for (int part = 0; part < row->parts; part++)
-        top = fmaxf(top, split->sums[row->slot_row + part * row->apart].base);
-    return top;
-}
-
-/* The sums of all parts. out: the lane's columns. Returns the sum of weights. */
-FA_DEVICE float add_all_parts(const fa_sm90_split *split, const merged_row *row, float top,
-                              float out[QUADS][4])
-{
-    const bool natural = split->first_tile[1];
     const int lane = (int)threadIdx.x % 32;
-    float sum = 0;
+    fa_sm90_row_sum own = {NO_KEY_SEEN, 0.0f};
+    merged_sums all;
+    if (lane < row->parts) own = split->sums[row->slot_row + lane * row->apart];
+    all.top = fa_warp_max(own.base);
+    const bool nothing = own.base == NO_KEY_SEEN && own.sum == own.sum;
+    all.factor = nothing ? 0.0f : ptx_ex2((own.base - all.top) * (natural ? FA_LOG2E : 1.0f));
+    all.sum = fa_warp_sum(nothing ? 0.0f : all.factor * own.sum);
+    if (!nothing && all.factor == 0.0f) all.factor = 0x1p-126f; /* its outputs may be NaN, which must be seen */
+    return all;
+}
+
+/* The columns of `ahead` parts from this one on. */
+FA_DEVICE void add_parts(const fa_sm90_split *split, const merged_row *row, float own_factor,
+                         int first, float out[QUADS][4])
+{
+    float4 x[AHEAD][QUADS];
+    float factor[AHEAD];
 #pragma unroll
-    for (int n = 0; n < QUADS; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) out[n][i] = 0.0f;
-    for (int part = 0; part < row->parts; part++) {
-        const int64_t at = row->slot_row + part * row->apart;
-        const fa_sm90_row_sum s = split->sums[at];
-        if (s.base == NO_KEY_SEEN && s.sum == s.sum) continue; /* its outputs mean nothing */
-        const float factor = s.base == NO_KEY_SEEN ? 1.0f : part_factor(s.base, top, natural);
-        const float *from = split->out + at * split->value_dim;
-        sum = fmaf(factor, s.sum, sum);
+    for (int i = 0; i < AHEAD; i++) {
+        factor[i] = first + i < row->parts ? __shfl_sync(0xffffffff, own_factor, first + i) : 0.0f;
+        const float *from = split->out + (row->slot_row + (first + i) * row->apart) * split->value_dim;
 #pragma unroll
         for (int n = 0; n < QUADS; n++) {
-            const int c = 4 * (lane + 32 * n);
-            if (c >= split->value_dim) continue;
-            const float4 x = *(const float4 *)(from + c);
-            out[n][0] = fmaf(factor, x.x, out[n][0]);
-            out[n][1] = fmaf(factor, x.y, out[n][1]);
-            out[n][2] = fmaf(factor, x.z, out[n][2]);
-            out[n][3] = fmaf(factor, x.w, out[n][3]);
+            const int c = 4 * ((int)threadIdx.x % 32 + 32 * n);
+            x[i][n] = make_float4(0, 0, 0, 0);
+            if (factor[i] != 0.0f && c < split->value_dim) x[i][n] = *(const float4 *)(from + c);
         }
     }
-    return sum;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+        for (int n = 0; n < QUADS; n++) {
+            out[n][0] = fmaf(factor[i], x[i][n].x, out[n][0]);
+            out[n][1] = fmaf(factor[i], x[i][n].y, out[n][1]);
+            out[n][2] = fmaf(factor[i], x[i][n].z, out[n][2]);
+            out[n][3] = fmaf(factor[i], x[i][n].w, out[n][3]);
+        }
 }
 
 /* Stores the lane's columns. Returns whether all of the row's are finite. */
@@ -82,46 +87,58 @@ FA_DEVICE bool store_merged(const fa_attention_params *p, char *to, float out[QU
 {
     float seen = 0;
 #pragma unroll
-    for (int n = 0; n < QUADS; n++)
+    for (int n = 0; n < QUADS; n++) {
+        const int c = 4 * ((int)threadIdx.x % 32 + 32 * n);
+        float x[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int c = 4 * ((int)threadIdx.x % 32 + 32 * n) + i;
-            const float x = factor == 0.0f ? 0.0f : out[n][i] * factor;
-            if (c >= p->d_v) continue;
-            ((float *)to)[c] = x;
-            seen += x * 0.0f;
+            x[i] = factor == 0.0f ? 0.0f : out[n][i] * factor;
+            if (c + i < p->d_v) seen += x[i] * 0.0f;
         }
+        if (c + 3 < p->d_v && p->out.vector == 4) {
+            *(float4 *)((float *)to + c) = make_float4(x[0], x[1], x[2], x[3]);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (c + i < p->d_v) ((float *)to)[c + i] = x[i];
+    }
     return !__any_sync(0xffffffff, seen != 0.0f);
 }
 
 /* The parameters are those of the first launch; of the second one, only `split`, `reach` and `tasks` are read: the keys of a
  * part. */
-FA_KERNEL __launch_bounds__(MERGE_THREADS)
+FA_KERNEL __launch_bounds__(MERGE_THREADS, MERGE_BLOCKS)
     forward_sm90_merge_float32(const __grid_constant__ fa_attention_params p,
                                const __grid_constant__ fa_sm90_params s)
 {
     const fa_sm90_split *split = &s.split;
-    const int64_t n = (int64_t)blockIdx.x * MERGE_WARPS + threadIdx.x / 32,
-                  cut = fa_divide(n, split->queries);
+    const uint32_t n = blockIdx.x * MERGE_WARPS + threadIdx.x / 32,
+                   cut = n / (uint32_t)split->queries;
     const int32_t tiles = fa_count_cut_tiles(split), whole = split->first_task[0];
+    const bool natural = split->first_tile[1];
     float out[QUADS][4], lse;
-    const int64_t task = fa_split_tile(split, whole + (cut < tiles ? (int32_t)cut : 0));
-    const fa_tile t = fa_find_tile(&p, task, split->queries);
-    const int64_t query = t.first + n - cut * split->queries,
+    const bool exists = cut < (uint32_t)tiles;
+    const fa_tile t =
+        fa_find_tile(&p, fa_split_tile(split, whole + (exists ? (int32_t)cut : 0)), split->queries);
+    const int64_t query = t.first + (n - cut * (uint32_t)split->queries),
                   last = fa_min64(t.first + split->queries, t.n_q) - 1;
     const int64_t keys = fa_min64(t.n_k, (int64_t)s.reach.hi + last);
     const merged_row row = {n, (int64_t)tiles * split->queries,
                             fa_count_split_parts(split, keys, (int32_t)s.tasks)};
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
-    if (cut >= tiles || query >= t.n_q) return;
-    const float top = find_top(split, &row), sum = add_all_parts(split, &row, top, out);
-    float factor = finish_sum(top, sum, p.sinks ? p.sinks[t.head] : -INFINITY,
-                              split->first_tile[1], &lse);
+    if (!exists || query >= t.n_q) return;
+    const merged_sums sums = merge_sums(split, &row, natural);
+#pragma unroll
+    for (int i = 0; i < 4 * QUADS; i++) out[i / 4][i % 4] = 0.0f;
+    for (int part = 0; part < row.parts; part += AHEAD)
+        add_parts(split, &row, sums.factor, part, out);
+    float factor = finish_sum(sums.top, sums.sum, p.sinks ? p.sinks[t.head] : -INFINITY, natural,
+                              &lse);
     if (p.dropout_threshold) factor *= p.dropout_scale;
     char *to = fa_view_row(&p.out, t.block_q, t.start_q + query, t.head);
-    const bool fine = store_merged(&p, to, out, factor);
-    if (!fine) {
+    if (!store_merged(&p, to, out, factor)) {
         __syncwarp();
         lse = recompute_row(&p, &t, query, to);
     }

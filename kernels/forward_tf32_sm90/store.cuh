@@ -20,12 +20,12 @@ FA_DEVICE uint2 finish_outputs(const float *x, float factor)
 }
 
 /* The thread's part of row r: four lanes store 32 contiguous bytes. row: its first element in the
- * block's columns; columns: their number. */
-FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, float factor,
-                         float *row, int columns)
+ * block's columns; columns: their number; vectors: it is aligned for pairs. */
+FA_DEVICE void store_row(bool vectors, const float *out, int r, float factor, float *row,
+                         int columns)
 {
     const int first = (int)threadIdx.x % 4 * 2;
-    if (p->out.vector) {
+    if (vectors) {
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 8; j++)
             if (8 * j + first < columns)
@@ -50,25 +50,17 @@ FA_DEVICE int find_part_row(const fa_sm90_split *split, const work_tile *w)
     return at < 0 || at >= rows * row ? -1 : (int)((uint64_t)at / (uint64_t)row);
 }
 
-/* The sums of a part's rows, as they are: the rows of all parts are divided together. */
-FA_DEVICE void store_part(const fa_sm90_split *split, const work_tile *w, const row_state *rows,
-                          const float *out, int consumer, int part_row)
+/* Stores the bases and the sums of a part's rows. Their outputs are stored as they are: all parts are divided together. */
+FA_DEVICE void store_sums(const fa_sm90_split *split, const work_tile *w, const row_state *rows,
+                          int first, int part_row)
 {
-    const int first = row_of(consumer, 0), own = (int)threadIdx.x % 4 * 2;
-    const int columns = split->value_dim - FIRST_COLUMN;
     float sum[2];
     find_sums(rows, sum);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int i = first + 8 * r;
-        if (i >= w->queries) continue;
-        float *to = (float *)w->out + i * split->value_dim + FIRST_COLUMN + own;
-#pragma unroll
-        for (int j = 0; j < VALUE_DIM / 8; j++)
-            if (8 * j < columns)
-                *(float2 *)(to + 8 * j) = make_float2(out[4 * j + 2 * r], out[4 * j + 2 * r + 1]);
         const fa_sm90_row_sum both = {rows->base[r], sum[r]};
-        if (own == 0 && FIRST_COLUMN == 0) split->sums[part_row + i] = both;
+        if (first + 8 * r < w->rows && threadIdx.x % 4 == 0 && FIRST_COLUMN == 0)
+            split->sums[part_row + first + 8 * r] = both;
     }
 }
 
@@ -78,18 +70,19 @@ FA_DEVICE void store_outputs(const fa_attention_params *p, const fa_sm90_params 
                              int consumer)
 {
     const int first = row_of(consumer, 0), part_row = find_part_row(&s->split, w);
-    if (part_row >= 0) {
-        store_part(&s->split, w, rows, out, consumer, part_row);
-        return;
-    }
-    float factor[2];
-    find_factors(p, w, rows, first, factor);
+    const bool whole = part_row < 0;
+    float factor[2] = {1.0f, 1.0f};
+    if (whole) find_factors(p, w, rows, first, factor);
+    else store_sums(&s->split, w, rows, first, part_row);
+    const int64_t pitch = whole ? p->out.stride[1] : s->split.value_dim;
+    const int columns = whole ? (int)p->d_v : s->split.value_dim;
+    const bool vectors = !whole || p->out.vector;
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (first + 8 * r < w->rows)
-            store_row(p, out, r, factor[r],
-                      (float *)w->out + (first + 8 * r) * p->out.stride[1] + FIRST_COLUMN,
-                      p->d_v - FIRST_COLUMN);
+            store_row(vectors, out, r, factor[r],
+                      (float *)w->out + (first + 8 * r) * pitch + FIRST_COLUMN,
+                      columns - FIRST_COLUMN);
 }
 
 #endif
