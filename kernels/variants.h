@@ -440,14 +440,27 @@ VARIANT(forward_f16x3_sm90_d64, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2, .keys = 64,
         .stages = 8, .q_stages = 1)
+/* For few short rows. */
+VARIANT(forward_f16x3_sm90_d128_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 1, .keys = 64,
+        .stages = 5, .q_stages = 1, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_d128, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2, .keys = 64,
         .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_d192_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 1, .keys = 64,
+        .stages = 8, .q_stages = 1, .chunk = 16384, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_d192, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2, .keys = 64,
         .stages = 8, .q_stages = 1, .chunk = 16384)
+VARIANT(forward_f16x3_sm90_d256_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 1, .keys = 32,
+        .stages = 3, .q_stages = 1, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_d256, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2, .keys = 32,
@@ -461,6 +474,10 @@ VARIANT(forward_f16x3_sm90_general64, .file = "forward_f16x3_sm90/forward_f16x3_
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 64, .value_dim = 64, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
         .consumers = 2, .keys = 64, .stages = 8, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_bias128_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
+        .consumers = 1, .keys = 64, .stages = 5, .q_stages = 1, .for_bias = 1, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_bias128, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
@@ -469,6 +486,10 @@ VARIANT(forward_f16x3_sm90_general128, .file = "forward_f16x3_sm90/forward_f16x3
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
         .consumers = 2, .keys = 64, .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_bias192_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
+        .consumers = 1, .keys = 32, .stages = 5, .q_stages = 1, .for_bias = 1, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_bias192, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
@@ -477,6 +498,10 @@ VARIANT(forward_f16x3_sm90_general192, .file = "forward_f16x3_sm90/forward_f16x3
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
         .consumers = 2, .keys = 32, .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_general256_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
+        .consumers = 1, .keys = 32, .stages = 3, .q_stages = 1, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_general256, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,

@@ -124,6 +124,16 @@ static bool has_narrow_window(const fa_problem *p, const fa_variant *v)
            right < rows - p->window_left;
 }
 
+/* Whether work tiles of one consumer are better, in float32: if each has a multiprocessor for itself, where two consumers would leave half
+ * of them idle (H200, us, two, one: 2 x 20 heads of 128, n 192 18.6, 14.8, with a bias 22.8, 18.7; 192, 20 heads, n 256 35.4, 28.9; 256, 16,
+ * n 384 58.0, 44.5; 128, 16, n 512 35.3, 28.3). Long rows have their keys split. Results have the same bits. */
+static bool wants_one_consumer(const fa_problem *p, const fa_variant *v,
+                               const fa_cuda_device *device)
+{
+    enum { MOST_KEYS = 640 };
+    return !fa_cuda_has_own_lengths(p) && p->n_k <= MOST_KEYS && fits_one_round(p, v, device);
+}
+
 /* Larger tiles of queries keep more warps busy, so they are used even if they compute some 3% more rows.
  * For few queries smaller tiles are better: the fixed work of a tile takes a larger share there, and a causal
  * mask hides more of a larger tile (measured on an H200), unless the larger ones need one round of blocks, and the smaller
@@ -131,6 +141,7 @@ static bool has_narrow_window(const fa_problem *p, const fa_variant *v)
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more, const fa_cuda_device *device)
 {
+    if (is_float32(fewer) && fewer->consumers == 1) return wants_one_consumer(p, fewer, device);
     if (!is_float32(fewer) && fewer->head_dim > 64) return has_better_key_tiles(p, fewer, more);
     if (p->cu_seqlens_q) return !is_float32(fewer); /* smaller tiles have the dynamic schedule */
     if (!is_float32(fewer) && has_narrow_window(p, more)) return true;
