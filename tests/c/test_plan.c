@@ -784,7 +784,7 @@ static void test_float32_options(fa_precision precision, const char *family, con
     for (int i = 0; i < count; i++) {
         fa_problem other[8];
         for (int n = 0; n < 8; n++) {
-            other[n] = make_tf32(8, 300, dims[i]);
+            other[n] = make_tf32(8, 1000, dims[i]);
             other[n].precision = precision;
         }
         other[0].softcap = 20;
@@ -810,7 +810,7 @@ static void test_float32_options(fa_precision precision, const char *family, con
             expect_refusal(&other[n], &devices[H200], family, "attention_chunk is 100");
         }
     }
-    fa_problem p = make_tf32(8, 300, 128);
+    fa_problem p = make_tf32(8, 1000, 128);
     p.precision = precision;
     p.scale = 1e-9f; /* by itself it is not an option */
     p.lse = slopes;
@@ -837,7 +837,7 @@ static void test_f16x3_clusters(void)
     static const struct {
         int64_t d, d_v;
         int variant;
-    } cases[] = {{256, 256, FA_VARIANT_forward_f16x3_sm90_d256},
+    } cases[] = {{256, 256, FA_VARIANT_forward_f16x3_sm90_d256_one},
                  {260, 260, FA_VARIANT_forward_f16x3_sm90_d288},
                  {288, 64, FA_VARIANT_forward_f16x3_sm90_d288},
                  {292, 260, FA_VARIANT_forward_f16x3_sm90_d320},
@@ -913,15 +913,11 @@ static void test_split_float32(void)
         int64_t heads, n, d;
         bool causal;
         int parts, whole; /* parts 0: keys are not split */
-    } cases[] = {{20, 256, 192, false, 1, 0},
-                 {32, 768, 256, false, 1, 0},
-                 {4, 1625, 384, true, 1, 0},
-                 {2, 3610, 192, false, 1, 0},
-                 {1, 8000, 64, false, 1, 0},
-                 {40, 192, 128, false, 0, 0},
-                 {132, 256, 128, false, 0, 0},
-                 {33, 512, 128, false, 0, 0},
-                 {600, 512, 128, true, 0, 0}};
+    } cases[] = {{2, 3610, 192, false, 2, 0},   {32, 768, 256, false, 2, 132},
+                 {4, 1625, 384, true, 3, 0},    {1, 8000, 64, false, 2, 0},
+                 {20, 1073, 256, false, 5, 132}, {132, 256, 128, false, 0, 0},
+                 {33, 512, 128, false, 0, 0},   {600, 512, 128, true, 0, 0},
+                 {20, 192, 128, false, 0, 0}};
     for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
         const bool tf32 = i % 2;
         fa_problem p = make_tf32(cases[i / 2].heads, cases[i / 2].n, cases[i / 2].d);
@@ -955,6 +951,29 @@ static void test_split_float32(void)
     p.seqlens_k = NULL;
     p.n_k = p.rows_k = 20;
     expect_unsplit(&p, "queries see one key tile");
+}
+
+/* Few short rows have work tiles of one consumer, if each has a multiprocessor for itself. */
+static void test_one_consumer(void)
+{
+    static const struct {
+        int64_t heads, n, d;
+        int variant;
+    } cases[] = {{40, 192, 128, FA_VARIANT_forward_f16x3_sm90_d128_one},
+                 {20, 256, 192, FA_VARIANT_forward_f16x3_sm90_d192_one},
+                 {16, 384, 256, FA_VARIANT_forward_f16x3_sm90_d256_one},
+                 {45, 192, 128, FA_VARIANT_forward_f16x3_sm90_d128},
+                 {2, 700, 128, FA_VARIANT_forward_f16x3_sm90_d128}};
+    static const int32_t lengths[1];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_tf32(cases[i].heads, cases[i].n, cases[i].d);
+        p.precision = FA_PRECISION_FLOAT32;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        CHECK(plan.launches[0].variant == cases[i].variant, "case %zu: %s", i, name_of(&plan));
+        p.seqlens_k = lengths; /* the longest sequence says nothing about the others */
+        CHECK(fa_variants[plan_of(&p, &devices[H200]).launches[0].variant].consumers == 2,
+              "case %zu: lengths", i);
+    }
 }
 
 /* For head dims to 128, few queries use two consumers. */
@@ -1985,6 +2004,7 @@ int main(void)
     test_tf32_sm90_variants();
     test_options_of_float32();
     test_split_float32();
+    test_one_consumer();
     test_f16x3_clusters();
     test_decode_bytes();
     test_decode_latent();
