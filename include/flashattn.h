@@ -604,15 +604,17 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  *   "sm80_split"    the same with keys split over blocks; other families run what this one cannot
  *   "sm75"          tensor cores of Turing: float16 only
  *   "tf32_sm90"     float32 inputs in tf32 (in float16 above head dim 256), Hopper
+ *   "tf32_split"    the same with keys split over blocks; other families run what this one cannot
  *   "tf32"          the same, tensor cores of Ampere and later
  *   "f16x3_sm90"    float32 inputs with errors of float32's size, tensor cores of Hopper
+ *   "f16x3_split"   the same with keys split over blocks; other families run what this one cannot
  *   "tf32x3"        the same, tensor cores of Ampere and later
  *   "mixed"         packed queries over a cache: "decode" for sequences of few queries, another family
  *                   for the others
  *   "mixed_beside"  Hopper: both at the same time; other families run what this one cannot
  *   "simt"          float32 arithmetic, every GPU
  * Problems that the family cannot run fail with FA_ERROR_UNSUPPORTED and a sentence that names the
- * argument (except with "mixed_beside", "sm90_split" and "sm80_split"). With an unknown name every such call fails with
+ * argument (except with "mixed_beside" and the names that end in "_split"). With an unknown name every such call fails with
  * FA_ERROR_DEVICE. FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80", "tf32" (float32
  * inputs of FA_PRECISION_TF32), "tf32x3" (float32 inputs), "tf32x3_corrected" (the same with weights
  * that add up to 1 even if scores are large) or "simt". With "sm90_persistent", "sm90_joined",

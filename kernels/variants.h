@@ -261,6 +261,12 @@ VARIANT_16BIT(forward_sm90_merge_lengths, .file = "forward_sm90/merge",
               .kernel = "forward_sm90_merge", .architecture = 90, .own_lengths = 1)
 END(forward_merge, sm90)
 
+/* The same for kernels of float32 inputs. */
+FAMILY(forward_merge, float32_sm90)
+VARIANT(forward_sm90_merge_float32, .file = "forward_sm90/merge_float32",
+        .kernel = "forward_sm90_merge_float32", .architecture = 90)
+END(forward_merge, float32_sm90)
+
 FAMILY(forward, sm80)
 VARIANT_16BIT(forward_sm80_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80",
               .architecture = 80, .head_dim = 64, .options = 0, .warps = 4, .split = 1,
@@ -437,6 +443,10 @@ VARIANT(forward_tf32_sm90_d512, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_TF32,
         .head_dim = 512, .value_dim = 256, .options = 0, .cluster = 2, .consumers = 2, .keys = 32,
         .stages = 5, .q_stages = 1, .chunk = 16384, .few_queries = 0)
+VARIANT(forward_tf32_sm90_general384, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_TF32,
+        .head_dim = 384, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 2,
+        .consumers = 2, .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384, .few_queries = 0)
 VARIANT(forward_tf32_sm90_general512, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_TF32,
         .head_dim = 512, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 2,
@@ -449,14 +459,27 @@ VARIANT(forward_f16x3_sm90_d64, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2, .keys = 64,
         .stages = 8, .q_stages = 1)
+/* For few short rows. */
+VARIANT(forward_f16x3_sm90_d128_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 1, .keys = 64,
+        .stages = 5, .q_stages = 1, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_d128, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2, .keys = 64,
         .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_d192_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 1, .keys = 64,
+        .stages = 8, .q_stages = 1, .chunk = 16384, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_d192, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2, .keys = 64,
         .stages = 8, .q_stages = 1, .chunk = 16384)
+VARIANT(forward_f16x3_sm90_d256_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 1, .keys = 32,
+        .stages = 3, .q_stages = 1, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_d256, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2, .keys = 32,
@@ -470,6 +493,10 @@ VARIANT(forward_f16x3_sm90_general64, .file = "forward_f16x3_sm90/forward_f16x3_
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 64, .value_dim = 64, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
         .consumers = 2, .keys = 64, .stages = 8, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_bias128_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
+        .consumers = 1, .keys = 64, .stages = 5, .q_stages = 1, .for_bias = 1, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_bias128, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
@@ -478,10 +505,22 @@ VARIANT(forward_f16x3_sm90_general128, .file = "forward_f16x3_sm90/forward_f16x3
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
         .consumers = 2, .keys = 64, .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_bias192_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
+        .consumers = 1, .keys = 32, .stages = 5, .q_stages = 1, .for_bias = 1, .few_queries = 1)
+VARIANT(forward_f16x3_sm90_bias192, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
+        .consumers = 2, .keys = 32, .stages = 5, .q_stages = 1, .for_bias = 1)
 VARIANT(forward_f16x3_sm90_general192, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 192, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
         .consumers = 2, .keys = 32, .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_general256_one, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
+        .consumers = 1, .keys = 32, .stages = 3, .q_stages = 1, .few_queries = 1)
 VARIANT(forward_f16x3_sm90_general256, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1,
@@ -503,6 +542,10 @@ VARIANT(forward_f16x3_sm90_d512, .file = "forward_f16x3_sm90/forward_f16x3_sm90"
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 512, .value_dim = 256, .options = 0, .cluster = 2, .consumers = 2, .keys = 32,
         .stages = 5, .q_stages = 1, .chunk = 16384)
+VARIANT(forward_f16x3_sm90_general384, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
+        .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
+        .head_dim = 384, .value_dim = 192, .options = FA_SM90_FLOAT32_ALL, .cluster = 2,
+        .consumers = 2, .keys = 64, .stages = 6, .q_stages = 1, .chunk = 16384)
 VARIANT(forward_f16x3_sm90_general512, .file = "forward_f16x3_sm90/forward_f16x3_sm90",
         .kernel = "forward_f16x3_sm90", .architecture = 90, .element = FA_ELEMENT_FLOAT16X3,
         .head_dim = 512, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 2,
@@ -1113,6 +1156,10 @@ VARIANT(backward_tf32_d64, .file = "backward_sm80/backward_sm80", .kernel = "bac
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64,
         .options = 0, .warps = 4, .group_rows = 32, .keys = 128, .queries = 32, .stages = 2,
         .blocks = 2)
+VARIANT(backward_tf32_d64_bias, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80",
+        .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64,
+        .options = FA_BACKWARD_SM80_BIAS, .warps = 4, .group_rows = 32, .keys = 128, .queries = 32,
+        .stages = 2, .blocks = 2)
 VARIANT(backward_tf32_d64_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80",
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64,
         .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 32, .keys = 128, .queries = 32,
@@ -1134,6 +1181,10 @@ VARIANT(backward_tf32_d128, .file = "backward_sm80/backward_sm80", .kernel = "ba
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128,
         .options = 0, .warps = 8, .group_rows = 16, .keys = 128, .queries = 32, .stages = 2,
         .blocks = 1)
+VARIANT(backward_tf32_d128_bias, .file = "backward_sm80/backward_sm80",
+        .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_BACKWARD_SM80_BIAS, .warps = 8,
+        .group_rows = 16, .keys = 128, .queries = 32, .stages = 2, .blocks = 1)
 VARIANT(backward_tf32_d128_general, .file = "backward_sm80/backward_sm80",
         .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
         .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 8,
@@ -1194,6 +1245,10 @@ VARIANT(backward_tf32x3_d64, .file = "backward_sm80/backward_sm80", .kernel = "b
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64,
         .options = 0, .warps = 4, .group_rows = 16, .keys = 64, .queries = 32, .stages = 1,
         .blocks = 2)
+VARIANT(backward_tf32x3_d64_bias, .file = "backward_sm80/backward_sm80",
+        .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_BACKWARD_SM80_BIAS, .warps = 4,
+        .group_rows = 16, .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_d64_general, .file = "backward_sm80/backward_sm80",
         .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
         .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4,
@@ -1202,6 +1257,10 @@ VARIANT(backward_tf32x3_d128, .file = "backward_sm80/backward_sm80", .kernel = "
         .architecture = 80, .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128,
         .options = 0, .warps = 4, .group_rows = 16, .keys = 64, .queries = 32, .stages = 1,
         .blocks = 2)
+VARIANT(backward_tf32x3_d128_bias, .file = "backward_sm80/backward_sm80",
+        .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_BIAS, .warps = 4,
+        .group_rows = 16, .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_d128_general, .file = "backward_sm80/backward_sm80",
         .kernel = "backward_sm80", .architecture = 80, .each_architecture = 1,
         .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 4,

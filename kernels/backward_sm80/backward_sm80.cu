@@ -135,7 +135,7 @@ FA_DEVICE void consume_chunk(const fa_backward_params *backward, const fa_backwa
     load_bias(&bias, p, w, &o); /* arrives while scores are computed */
     find_scores(&s, x->memory, &part, SCORES);
     apply_loaded_mask(p, &bias, &o);
-    if (p->dropout_threshold) o.keeps = find_kept(p, w, &o);
+    if (has_dropout(p)) o.keeps = find_kept(p, w, &o);
     weigh_with_options(p, w, &o, &bias, &s, &weights, x->scale, part.rows, part.factors);
     part = find_part(x->memory, at, chunk); /* computed again, to save registers */
     add_values(x, &part, &weights);

@@ -183,6 +183,8 @@ typedef struct fa_backward_sm80_powers {
 
 /* Every option that changes scores or weights may be present. 0: none of them. */
 #define FA_BACKWARD_SM80_ALL 1
+/* A float32 bias, and none of the others. */
+#define FA_BACKWARD_SM80_BIAS 2
 
 /* The second parameter of all of these kernels. */
 typedef struct fa_backward_sm80_params {

@@ -37,6 +37,9 @@
 #define SCORES_ALONE 0
 #endif
 
+/* Of the options of scores, there is a float32 bias and no other. */
+#define BIAS_ALONE (OPTIONS == FA_BACKWARD_SM80_BIAS)
+
 /* Only the variants of wide heads have slices. */
 #ifndef SLICES
 #define SLICES 0
@@ -85,7 +88,8 @@ enum {
     /* Columns of dK and dV that a warp computes, or of one of them. */
     COLUMNS = ONE_GRADIENT ? HEAD_DIM / (SPLIT / 2) : HEAD_DIM / SPLIT,
     /* Queries whose scores are in registers at the same time. Options need registers, too. */
-    MOST_QUERIES = OPTIONS && HEAD_DIM != 96 && !SCORES_ALONE && !SHARED_SCORES ? 16 : 32,
+    MOST_QUERIES =
+        OPTIONS && !BIAS_ALONE && HEAD_DIM != 96 && !SCORES_ALONE && !SHARED_SCORES ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
     N_TILES = CHUNK / 8, /* of 8 queries of the scores */

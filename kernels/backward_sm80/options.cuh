@@ -20,10 +20,22 @@
 /* The factor by which scores become their true values. */
 #define INVERSE_SCORE_UNIT (HIGH_LOW ? 1.0f / SCORE_UNIT : 1.0f)
 
+FA_DEVICE bool has_softcap(const fa_attention_params *p)
+{
+    return OPTIONS && !BIAS_ALONE && p->softcap > 0.0f;
+}
+
+FA_DEVICE bool has_dropout(const fa_attention_params *p)
+{
+    return OPTIONS && !BIAS_ALONE && p->dropout_threshold;
+}
+
+FA_DEVICE bool has_mask(const fa_attention_params *p) { return !BIAS_ALONE && p->mask.data; }
+
 /* The factor of scores, and of the sums of the gradients of values. */
 FA_DEVICE float inner_scale(const fa_attention_params *p)
 {
-    return OPTIONS && p->softcap > 0.0f ? p->scale / p->softcap * INVERSE_SCORE_UNIT
+    return has_softcap(p) ? p->scale / p->softcap * INVERSE_SCORE_UNIT
                                         : p->scale * (FA_LOG2E * INVERSE_SCORE_UNIT);
 }
 
@@ -35,7 +47,7 @@ FA_DEVICE float ds_unit(const fa_backward_sm80_params *s)
 
 FA_DEVICE float value_scale(const fa_attention_params *p)
 {
-    return WEIGHT_UNIT * (OPTIONS && p->dropout_threshold ? p->dropout_scale : 1.0f);
+    return WEIGHT_UNIT * (has_dropout(p) ? p->dropout_scale : 1.0f);
 }
 
 /* 2^exponent. Errors of one product may raise an exponent far above 0 if logits are large; a weight
@@ -165,7 +177,7 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
     o.head = (int)w->sequence.head + head;
     o.sees = find_seen(w, o.query, o.key);
     o.keeps = ~0u; /* until scores are known: find_kept takes time */
-    if (p->mask.data && p->bias.data) o.sees = read_mask(&p->mask, w, &o);
+    if (has_mask(p) && p->bias.data) o.sees = read_mask(&p->mask, w, &o);
     return o;
 }
 
@@ -196,7 +208,7 @@ FA_DEVICE void cap_scores(const fa_attention_params *p, const block_work *w, con
         g->s[e / 4][e % 4] = fmaf(g->s[e / 4][e % 4], scale, poison[e / 2 % 2]);
         slopes[e / 4][e % 4] = 1.0f;
     }
-    if (!(p->softcap > 0.0f)) return;
+    if (!has_softcap(p)) return;
 #pragma unroll
     for (int e = 0; e < 4 * GROUP; e++) {
         const float y = fa_tanh_fast(g->s[e / 4][e % 4]);
@@ -250,7 +262,8 @@ FA_DEVICE void load_bias_of(tile_bias *to, const fa_kernel_view *bias, const blo
 FA_DEVICE void load_bias(tile_bias *to, const fa_attention_params *p, const block_work *w,
                          const tile_options *o)
 {
-    if (!p->bias.data) {
+    if (BIAS_ALONE) load_bias_of(to, &p->bias, w, o, 4);
+    else if (!p->bias.data) {
         if (p->mask.data) load_bias_of(to, &p->mask, w, o, 1);
     } else if (p->bias.dtype == FA_KERNEL_FLOAT32) load_bias_of(to, &p->bias, w, o, 4);
     else load_bias_of(to, &p->bias, w, o, 2);
@@ -260,7 +273,7 @@ FA_DEVICE void load_bias(tile_bias *to, const fa_attention_params *p, const bloc
 FA_DEVICE void apply_loaded_mask(const fa_attention_params *p, const tile_bias *mask,
                                  tile_options *o)
 {
-    if (!p->mask.data || p->bias.data) return;
+    if (!has_mask(p) || p->bias.data) return;
 #pragma unroll
     for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 4; i++) {
         const int m = i / 4 / WEIGHT_N_TILES, n = i / 4 % WEIGHT_N_TILES, e = i % 4;
@@ -283,7 +296,8 @@ FA_DEVICE void add_bias_of(const tile_bias *bias, const score_group *g, int dtyp
 
 FA_DEVICE void add_bias(const fa_attention_params *p, const tile_bias *bias, const score_group *g)
 {
-    if (p->bias.dtype == FA_KERNEL_BFLOAT16) add_bias_of(bias, g, FA_KERNEL_BFLOAT16);
+    if (BIAS_ALONE) add_bias_of(bias, g, FA_KERNEL_FLOAT32);
+    else if (p->bias.dtype == FA_KERNEL_BFLOAT16) add_bias_of(bias, g, FA_KERNEL_BFLOAT16);
     else if (p->bias.dtype == FA_KERNEL_FLOAT16) add_bias_of(bias, g, FA_KERNEL_FLOAT16);
     else add_bias_of(bias, g, FA_KERNEL_FLOAT32);
 }
@@ -296,8 +310,8 @@ FA_DEVICE void make_logits(const fa_attention_params *p, const block_work *w, co
                            float scale)
 {
     cap_scores(p, w, o, g, slopes, scale);
-    if (p->alibi_slopes) add_alibi(p, w, o, g);
-    if (p->bias.data) add_bias(p, bias, g);
+    if (!BIAS_ALONE && p->alibi_slopes) add_alibi(p, w, o, g);
+    if (BIAS_ALONE || p->bias.data) add_bias(p, bias, g);
 }
 
 /* A hidden element has the weight 0, whatever its score and the log-sum-exp are. */
@@ -367,7 +381,7 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const block_work
 /* Applies dropout to dP. The product of a dropped weight and its dP is 0, whatever dP is. */
 FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *o, fa_scores *dp)
 {
-    if (!p->dropout_threshold) return;
+    if (!has_dropout(p)) return;
 #pragma unroll
     for (int m = 0; m < WEIGHT_M_TILES; m++)
 #pragma unroll

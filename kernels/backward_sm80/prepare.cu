@@ -328,7 +328,10 @@ FA_DEVICE int count_sums(const fa_backward_params *p)
     return TILE / 4 * columns;
 }
 
-FA_KERNEL __launch_bounds__(THREADS, 1)
+/* Blocks that a multiprocessor has room for: with two of them 320 tiles, of short rows, need two rounds. */
+enum { PREPARE_BLOCKS = FA_ELEMENT_BYTES(ELEMENT) == 4 && HEAD_DIM <= 256 ? 3 : 1 };
+
+FA_KERNEL __launch_bounds__(THREADS, PREPARE_BLOCKS)
     backward_sm80_prepare(const __grid_constant__ fa_backward_params p,
                           const __grid_constant__ fa_backward_sm80_params s)
 {

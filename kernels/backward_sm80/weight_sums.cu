@@ -49,6 +49,10 @@ static_assert(KEYS <= THREADS && QUERIES <= THREADS, "a thread for each key, and
  * units of log 2. */
 #define LARGE_SCORES 3.0f
 
+/* The same if a bound of scores is known: then only a bias can raise a log-sum-exp far. One normal bias and score in a million do
+ * so by 3, and a block that corrects one tile alone takes as long as all others. */
+#define LARGE_BIASED_SCORES 6.0f
+
 /* Scores of a tile are also large if their bound, the product of the norms of its longest query and of the
  * longest key, is above this. Norms of numbers of a standard normal distribution, and the usual scale,
  * give bounds of 0.75 of it or less. */
@@ -111,7 +115,7 @@ FA_DEVICE bool has_large_scores(const fa_attention_params *p, const fa_tile *t, 
     const float above = lse - log2f((float)(sees.hi - sees.lo));
     if (!OPTIONS || !changes_scores(p)) return fabsf(above) > LARGE_SCORES;
     const float least = -FA_LOG2E * find_most_bound((int)p->d);
-    return above > LARGE_SCORES || (lse < least && lse > -INFINITY);
+    return above > LARGE_BIASED_SCORES || (lse < least && lse > -INFINITY);
 }
 
 /* Whether scores of a tile may be large, whatever the log-sum-exps are. number: of the tile in the workspace. All lanes of a

@@ -11,7 +11,7 @@
  *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be
  *                present or not; 0: only masks by position and lengths
  *     CLUSTER    1, or 2 blocks, which share a work tile and have half of the columns each
- *     CONSUMERS  2: warpgroups that compute, 64 queries each
+ *     CONSUMERS  2, or 1 for few short rows: warpgroups that compute, 64 queries each
  *     KEYS       of a key tile, a multiple of 16; with options of 32, which a block of dropout bits
  *                covers
  *     STAGES     for a tile of keys or values, or for a chunk
@@ -62,7 +62,7 @@
 #include "forward_f16x3_sm90/forward_f16x3_sm90.h"
 
 static_assert((ELEMENT == FA_ELEMENT_FLOAT16X3 || ELEMENT == FA_ELEMENT_TF32) && Q_STAGES == 1 &&
-                  CONSUMERS == 2,
+                  (CONSUMERS == 1 || CONSUMERS == 2),
               "what the kernel can do");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "a block has one peer");
 static_assert(OPTIONS == 0 || OPTIONS == FA_SM90_FLOAT32_ALL, "all of them, or none");
@@ -103,6 +103,7 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 #define DESCRIBES_FIRST 0
 #define SINGLE_TILES 0
 #define RECOMPUTES_LSE 1
+#define DESCRIBE_WHOLE describe_whole /* keys may be split: forward_sm90/describe.cuh */
 #define EXACT_SUMS 1
 #define NATURAL_BASES (OPTIONS != 0) /* forward_sm90/float32_options.cuh */
 

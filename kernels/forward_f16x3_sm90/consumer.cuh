@@ -17,6 +17,7 @@
 #include "forward_f16x3_sm90/softmax.cuh"
 #include "common/device.cuh"
 #include "forward_sm90/cursor.cuh"
+#include "forward_sm90/describe.cuh"
 #include "forward_sm90/float32_options.cuh"
 #include "forward_sm90/options.cuh"
 #include "forward_sm90/recompute.cuh"
@@ -310,7 +311,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
         const work_tile *w = queue_entry(pipe, c.at.number);
         remove_headroom(&c.rows);
         recompute |= finds_bad_rows(w, &c);
-        store_outputs(p, w, &c.rows, c.out, consumer);
+        store_outputs(p, s, w, &c.rows, c.out, consumer);
         skip_other_tiles(pipe, &c);
         release_work_tile(pipe, c.at.number);
     }

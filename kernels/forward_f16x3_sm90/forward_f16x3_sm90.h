@@ -7,7 +7,7 @@
  *   head_dim             of queries, keys and values: value_dim times cluster
  *   value_dim            columns of these that a block has, a multiple of 64, in a cluster also of 32
  *   cluster              1, or 2 blocks, which share a work tile
- *   consumers            warpgroups that compute, 64 queries each: 2; two others load and split
+ *   consumers            warpgroups that compute, 64 queries each: 2, or 1 for few short rows; two others load and split
  *   options              FA_SM90_FLOAT32_ALL, or 0
  *   keys                 of a key tile, a multiple of 16; with options of 32
  *   stages               for a tile of keys or values, or for a chunk of its columns

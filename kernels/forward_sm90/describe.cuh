@@ -9,6 +9,7 @@
 #include "common/device.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/scheduler.cuh"
+#include "forward_sm90/split_rounds.h"
 #include "forward_sm90/work_tile.cuh"
 
 /* The work tiles that the load warp has described so far. There is no scheduler warp. The time of a
@@ -19,6 +20,43 @@ typedef struct schedule_state {
     bool more;
 } schedule_state;
 
+/* Leaves of a work tile the key tiles from `first` to `end`, as far as there are so many. */
+FA_DEVICE void take_part(int first, int end, work_tile *w)
+{
+    const int skipped = first * KEYS, tiles = min(w->key_tiles, end) - first;
+    w->key_tiles = tiles;
+    w->first_key += skipped;
+    w->n_k = min(w->n_k - skipped, tiles * KEYS);
+    if (w->hi < UNBOUNDED) w->hi = max(w->hi - skipped, -UNBOUNDED);
+    find_tiles_of_consumers(w);
+}
+
+/* Describes the work tile of a task: a query tile with all of its keys, or a part of them (split_rounds.h). Returns false if
+ * there is no such task, or no such part. */
+FA_DEVICE bool describe_task(const fa_attention_params *p, const fa_sm90_params *s, int64_t task,
+                             work_tile *w)
+{
+    const fa_sm90_split *split = &s->split;
+    fa_split_task of = {task, 0, -1};
+    if (split->parts && task >= 0) of = fa_find_split_task(split, (int32_t)task);
+    if (!describe_work_tile(p, s, of.tile, w)) return false;
+    if (of.slot < 0) return true;
+    const int first = of.part * split->part_tiles;
+    if (of.part > 0 && first >= w->key_tiles) return false;
+    take_part(first, first + split->part_tiles, w);
+    w->out = (char *)(split->out + (int64_t)of.slot * QUERIES * split->value_dim);
+    return true;
+}
+
+/* The same of tasks with all keys alone. */
+FA_DEVICE bool describe_whole(const fa_attention_params *p, const fa_sm90_params *s, int64_t task,
+                              work_tile *w)
+{
+    const bool whole = s->split.parts == 0 || task < s->split.first_task[0];
+    if (whole && s->split.parts && task >= 0) task = fa_split_tile(&s->split, (int32_t)task);
+    return whole && describe_work_tile(p, s, task, w);
+}
+
 /* Describes the block's next two tasks, if there are any: waits until their entries are empty and fills
  * them. */
 FA_DEVICE void describe_next(const pipeline *pipe, const fa_attention_params *p,
@@ -28,7 +66,7 @@ FA_DEVICE void describe_next(const pipeline *pipe, const fa_attention_params *p,
     const int lane = (int)threadIdx.x % 32;
     work_tile w;
     const int64_t task = lane < TOGETHER ? find_task(pipe, p, s, at->task) : TASK_NONE;
-    const bool found = describe_work_tile(p, s, task, &w);
+    const bool found = describe_task(p, s, task, &w);
     const uint32_t all = __ballot_sync(0xffffffff, found);
     at->more = !__any_sync(0xffffffff, task == TASK_END);
     wait_for_empty_entries(pipe, at->number, __popc(all));

@@ -17,6 +17,7 @@
 #include "common/device.cuh"
 #include "common/mma.cuh"
 #include "forward_sm90/cursor.cuh"
+#include "forward_sm90/describe.cuh"
 #include "forward_sm90/float32_options.cuh"
 #include "forward_sm90/options.cuh"
 #include "forward_sm90/recompute.cuh"
@@ -244,14 +245,12 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
 #if OPTIONS
         finish_rows(pipe, &c);
 #endif
-        store_outputs(p, queue_entry(pipe, c.at.number), &c.rows, c.out, consumer);
+        store_outputs(p, s, queue_entry(pipe, c.at.number), &c.rows, c.out, consumer);
         skip_other_tiles(pipe, &c);
         release_work_tile(pipe, c.at.number);
     }
 #if OPTIONS
     if (c.recompute) recompute_rows(pipe, p, s, consumer);
-#else
-    (void)s;
 #endif
 }
 

@@ -10,13 +10,14 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. simt, the last one, does every problem. */
-enum { MAX_FAMILIES = 15 };
+enum { MAX_FAMILIES = 17 };
 #define FORWARD                                                                                    \
     {                                                                                              \
         &fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90,        \
             &fa_cuda_decode_sm90, &fa_cuda_decode, &fa_cuda_forward_split_sm90,                    \
             &fa_cuda_forward_sm90, &fa_cuda_forward_split_sm80, &fa_cuda_forward_sm80,             \
-            &fa_cuda_forward_sm75, &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90,        \
+            &fa_cuda_forward_sm75, &fa_cuda_forward_split_tf32_sm90, &fa_cuda_forward_tf32_sm90,   \
+            &fa_cuda_forward_split_f16x3_sm90, &fa_cuda_forward_f16x3_sm90,                        \
             &fa_cuda_forward_tf32, &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                  \
     }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
@@ -82,7 +83,7 @@ bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why,
     if (!name[0]) return true;
     *asked = find_family(pass, name);
     if (*asked) return true;
-    char names[128];
+    char names[160];
     list_families(pass, names, sizeof names);
     snprintf(why, size, "%s is \"%s\"; expected one of the families of kernels: %s",
              variables[pass], name, names);
@@ -292,6 +293,9 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
         plan->family == &fa_cuda_decode_sm90 || plan->family == &fa_cuda_forward_mixed ||
         plan->family == &fa_cuda_forward_mixed_beside)
         append_parts(&t, plan->launches[0].decode.parts);
+    else if (plan->family == &fa_cuda_forward_split_tf32_sm90 ||
+             plan->family == &fa_cuda_forward_split_f16x3_sm90)
+        append_parts(&t, plan->launches[0].sm90.split.parts);
     else if (plan->family == &fa_cuda_forward_split_sm90)
         append_parts(&t, plan->count > 1 ? plan->launches[0].sm90.split.parts : 1);
     else if (plan->family == &fa_cuda_forward_split_sm80)

@@ -359,13 +359,21 @@ static bool wants_one_gradient(const fa_problem *p, const fa_cuda_device *device
     return count_pairs_of_rounds(p, device, v) <= 1.4 * count_pairs_of_rounds(p, device, other);
 }
 
+/* Whether a float32 bias is all that changes scores. */
+static bool has_bias_alone(const fa_problem *p)
+{
+    return p->bias.data && p->bias.dtype == FA_FLOAT32 && !p->mask.data && !(p->softcap > 0) &&
+           !p->alibi_slopes && !p->dropout_threshold;
+}
+
 /* Whether a variant is for the problem; one with every option also does without. */
 static bool takes(const fa_variant *v, const fa_problem *p, const fa_cuda_device *device, int with)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     return v->head_dim >= dim && has_type(v, p) && (!v->short_rows || wants_short(p, v)) &&
            (!has_one_gradient(v) || wants_one_gradient(p, device, v, with)) &&
-           (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
+           (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p) ||
+            (v->options == FA_BACKWARD_SM80_BIAS && has_bias_alone(p)));
 }
 
 /* Whether a multiprocessor has room for so many blocks. */
@@ -444,7 +452,8 @@ static int64_t count_heads_together(const fa_cuda_plan_launch *l, const fa_cuda_
 static const fa_variant *find_weight_sums(const fa_variant *main)
 {
     const fa_variant *v = &fa_variants[FA_FIRST_backward_weight_sums_tf32x3];
-    while (v->head_dim != main->head_dim || v->options != main->options) v++;
+    const int options = main->options ? FA_BACKWARD_SM80_ALL : 0;
+    while (v->head_dim != main->head_dim || v->options != options) v++;
     return v;
 }
 

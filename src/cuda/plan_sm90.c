@@ -146,12 +146,23 @@ static double count_computed_rows(const fa_problem *p, const fa_variant *v,
                     count_queries(v));
 }
 
+/* Whether work tiles of one consumer are better, in float32: if each has a multiprocessor for itself, where two consumers would leave half
+ * of them idle (H200, us, two, one: 2 x 20 heads of 128, n 192 18.6, 14.8, with a bias 22.8, 18.7; 192, 20 heads, n 256 35.4, 28.9; 256, 16,
+ * n 384 58.0, 44.5; 128, 16, n 512 35.3, 28.3). Long rows have their keys split. Results have the same bits. */
+static bool wants_one_consumer(const fa_problem *p, const fa_variant *v,
+                               const fa_cuda_device *device)
+{
+    enum { MOST_KEYS = 640 };
+    return !fa_cuda_has_own_lengths(p) && p->n_k <= MOST_KEYS && fits_one_round(p, v, device);
+}
+
 /* Larger tiles of queries keep more warps busy, so they are used even if they compute some more rows. For few queries smaller tiles
  * are better: the fixed work of a tile takes a larger share there, and a causal mask hides more of a larger tile (measured on an
  * H200), unless the larger ones need one round of blocks, and the smaller ones two. */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more, const fa_cuda_device *device)
 {
+    if (is_float32(fewer) && fewer->consumers == 1) return wants_one_consumer(p, fewer, device);
     if (!is_float32(fewer) && fewer->head_dim > 64) return has_better_key_tiles(p, fewer, more);
     if (p->cu_seqlens_q) return !is_float32(fewer); /* smaller tiles have the dynamic schedule */
     if (!is_float32(fewer) && has_narrow_window(p, more)) return true;
@@ -480,6 +491,7 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_c
     set_uniform(p, l, params);
     params->bias_step = fa_cuda_map_steps(&bias);
     params->bias_mapped = l->sm90.bias_mapped;
+    params->split.parts = 0; /* it may have split keys */
     fa_sm90_map *const maps[] = {&params->q, &params->k, &params->v, &params->bias};
     return fa_cuda_encode_maps(l->sm90.maps, maps, l->sm90.bias_mapped ? 4 : 3, encode, fault);
 }
@@ -592,6 +604,18 @@ bool fa_cuda_add_beside(const fa_problem *p, const fa_cuda_device *device, fa_cu
         return false;
     plan->launches[plan->count - 1].overlaps = true;
     return true;
+}
+
+const fa_variant *fa_cuda_find_tf32_sm90(const fa_problem *p, const fa_cuda_device *device)
+{
+    return find_variant(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90,
+                        fa_cuda_sm90_options(p, NULL), false, device);
+}
+
+const fa_variant *fa_cuda_find_f16x3_sm90(const fa_problem *p, const fa_cuda_device *device)
+{
+    return find_variant(p, FA_FIRST_forward_f16x3_sm90, FA_END_forward_f16x3_sm90,
+                        fa_cuda_sm90_options(p, NULL), false, device);
 }
 
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,

@@ -35,4 +35,8 @@ bool fa_cuda_fits_pages(const fa_variant *variant, const fa_problem *problem);
 bool fa_cuda_add_beside(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size);
 
+/* The variants of forward_tf32_sm90 and of forward_f16x3_sm90 that take the problem; NULL: none. */
+const fa_variant *fa_cuda_find_tf32_sm90(const fa_problem *problem, const fa_cuda_device *device);
+const fa_variant *fa_cuda_find_f16x3_sm90(const fa_problem *problem, const fa_cuda_device *device);
+
 #endif

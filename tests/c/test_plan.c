@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "../../kernels/forward_sm90/split_rounds.h"
 #include "cuda/parameters.h"
 #include "cuda/family.h"
 #include "cuda/plan_decode_latent_sm90.h"
@@ -55,6 +56,19 @@ static const char *name_of(const fa_cuda_plan *plan)
     return fa_variants[plan->launches[0].variant].name;
 }
 
+/* Whether float32's keys are split, which does not change the variant. */
+static bool has_parts(const fa_cuda_plan *plan)
+{
+    return plan->family == &fa_cuda_forward_split_tf32_sm90 ||
+           plan->family == &fa_cuda_forward_split_f16x3_sm90;
+}
+
+/* The plan's family, or the same without split keys. */
+static const fa_cuda_family *whole_family(const fa_cuda_plan *plan)
+{
+    return has_parts(plan) ? plan->family->without_workspace : plan->family;
+}
+
 /* Properties of every plan. */
 static void check_plan(const fa_problem *p, const fa_cuda_device *device)
 {
@@ -69,7 +83,9 @@ static void check_plan(const fa_problem *p, const fa_cuda_device *device)
           "%u bytes of shared memory on %s", plan.launches[0].smem_bytes, device->name);
     const uint32_t cluster = plan.launches[0].cluster ? plan.launches[0].cluster : 1;
     CHECK(plan.launches[0].grid <= 2147483647u && plan.launches[0].grid % cluster == 0 &&
-              (int64_t)(plan.launches[0].grid / cluster) <= plan.launches[0].tasks,
+              (int64_t)(plan.launches[0].grid / cluster) <=
+                  (has_parts(&plan) ? plan.launches[0].sm90.split.first_task[1]
+                                    : plan.launches[0].tasks),
           "grid %u", plan.launches[0].grid);
     CHECK((plan.launches[0].grid > 0) == (plan.launches[0].tasks > 0), "grid %u for %lld tasks",
           plan.launches[0].grid, (long long)plan.launches[0].tasks);
@@ -79,7 +95,9 @@ static void check_plan(const fa_problem *p, const fa_cuda_device *device)
     CHECK(plan.launches[0].tile_k % 32 == 0, "a key tile of %d", plan.launches[0].tile_k);
     CHECK(plan.launches[0].tasks >= rows * p->heads_q * p->blocks_q, "%lld tasks",
           (long long)plan.launches[0].tasks);
-    CHECK(plan.count == 1 && plan.workspace_bytes == 0, "%d launches", plan.count);
+    const bool parts = has_parts(&plan);
+    CHECK(plan.count == 1 + parts && (plan.workspace_bytes > 0) == parts, "%d launches",
+          plan.count);
     CHECK(plan.launches[0].idle == (plan.launches[0].tasks == 0), "idle");
 }
 
@@ -320,14 +338,14 @@ static void test_float32(void)
                 p.precision = precisions[n];
                 check_plan(&p, &devices[i]);
                 const fa_cuda_plan plan = plan_of(&p, &devices[i]);
-                CHECK(strcmp(plan.family->name, name) == 0, "d %lld on %s: %s%s", (long long)d,
+                CHECK(strcmp(whole_family(&plan)->name, name) == 0, "d %lld on %s: %s%s", (long long)d,
                       devices[i].name, name_of(&plan), plan.passed_over);
                 CHECK(strcmp(plan.arithmetic, arithmetic) == 0, "d %lld: %s", (long long)d,
                       plan.arithmetic);
                 p.softcap = 30; /* an option of the scores */
                 const fa_cuda_plan general = plan_of(&p, &devices[i]);
                 const bool hopper = strstr(name, "_sm90");
-                CHECK(hopper ? general.family == plan.family
+                CHECK(hopper ? whole_family(&general) == whole_family(&plan)
                              : !strstr(general.family->name, "_sm90"),
                       "d %lld: %s", (long long)d, name_of(&general));
             }
@@ -806,12 +824,12 @@ static void test_tf32_sm90_refusals(void)
 static void test_float32_options(fa_precision precision, const char *family, const int *variants,
                                  int count)
 {
-    static const int64_t dims[] = {36, 128, 132, 196, 260};
+    static const int64_t dims[] = {36, 128, 132, 196, 260, 388};
     static float slopes[8];
     for (int i = 0; i < count; i++) {
         fa_problem other[8];
         for (int n = 0; n < 8; n++) {
-            other[n] = make_tf32(8, 300, dims[i]);
+            other[n] = make_tf32(8, 1000, dims[i]);
             other[n].precision = precision;
         }
         other[0].softcap = 20;
@@ -837,7 +855,7 @@ static void test_float32_options(fa_precision precision, const char *family, con
             expect_refusal(&other[n], &devices[H200], family, "attention_chunk is 100");
         }
     }
-    fa_problem p = make_tf32(8, 300, 128);
+    fa_problem p = make_tf32(8, 1000, 128);
     p.precision = precision;
     p.scale = 1e-9f; /* by itself it is not an option */
     p.lse = slopes;
@@ -849,13 +867,13 @@ static void test_options_of_float32(void)
     static const int three[] = {
         FA_VARIANT_forward_f16x3_sm90_general64, FA_VARIANT_forward_f16x3_sm90_general128,
         FA_VARIANT_forward_f16x3_sm90_general192, FA_VARIANT_forward_f16x3_sm90_general256,
-        FA_VARIANT_forward_f16x3_sm90_general512};
+        FA_VARIANT_forward_f16x3_sm90_general384, FA_VARIANT_forward_f16x3_sm90_general512};
     static const int tf32[] = {
         FA_VARIANT_forward_tf32_sm90_general64, FA_VARIANT_forward_tf32_sm90_general128,
         FA_VARIANT_forward_tf32_sm90_general192, FA_VARIANT_forward_tf32_sm90_general256,
-        FA_VARIANT_forward_tf32_sm90_general512};
-    test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three, 5);
-    test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32, 5);
+        FA_VARIANT_forward_tf32_sm90_general384, FA_VARIANT_forward_tf32_sm90_general512};
+    test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three, 6);
+    test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32, 6);
 }
 
 /* float32 with float32's errors, for heads that a cluster of two blocks shares. */
@@ -864,7 +882,7 @@ static void test_f16x3_clusters(void)
     static const struct {
         int64_t d, d_v;
         int variant;
-    } cases[] = {{256, 256, FA_VARIANT_forward_f16x3_sm90_d256},
+    } cases[] = {{256, 256, FA_VARIANT_forward_f16x3_sm90_d256_one},
                  {260, 260, FA_VARIANT_forward_f16x3_sm90_d288},
                  {288, 64, FA_VARIANT_forward_f16x3_sm90_d288},
                  {292, 260, FA_VARIANT_forward_f16x3_sm90_d320},
@@ -878,12 +896,15 @@ static void test_f16x3_clusters(void)
         set_dtype(&p, FA_FLOAT32);
         const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
         const fa_cuda_plan_launch *l = &plan.launches[0];
-        CHECK(plan.family == &fa_cuda_forward_f16x3_sm90 && l->variant == cases[i].variant &&
-                  l->grid == l->cluster * (uint32_t)l->tasks && l->cluster == (i ? 2 : 1),
+        const int64_t all = has_parts(&plan) ? l->sm90.split.first_task[1] : l->tasks,
+                      most = devices[H200].multiprocessors / (int64_t)l->cluster;
+        const uint32_t tasks = (uint32_t)(all < most ? all : most);
+        CHECK(whole_family(&plan) == &fa_cuda_forward_f16x3_sm90 && l->variant == cases[i].variant &&
+                  l->grid == l->cluster * tasks && l->cluster == (i ? 2 : 1),
               "case %zu: %s", i, name_of(&plan));
         p.precision = FA_PRECISION_TF32; /* the same clusters, with high parts alone */
         const fa_cuda_plan one = plan_of(&p, &devices[H200]);
-        CHECK(one.family == &fa_cuda_forward_tf32_sm90 &&
+        CHECK(whole_family(&one) == &fa_cuda_forward_tf32_sm90 &&
                   fa_variants[one.launches[0].variant].head_dim ==
                       fa_variants[cases[i].variant].head_dim &&
                   one.launches[0].cluster == l->cluster,
@@ -892,6 +913,112 @@ static void test_f16x3_clusters(void)
     fa_problem p = make_mapped(8, 300, 516, 512);
     set_dtype(&p, FA_FLOAT32);
     expect_refusal(&p, &devices[H200], "f16x3_sm90", "the head dims are 516 and 512");
+}
+
+/* The family of split keys says why it refuses. */
+static void expect_unsplit(const fa_problem *p, const char *reason)
+{
+    fa_cuda_plan plan;
+    char why[320] = "";
+    const fa_cuda_family *family = &fa_cuda_forward_split_tf32_sm90;
+    fa_cuda_plan_begin(&devices[H200], family, &plan);
+    CHECK(!family->plan(p, &devices[H200], &plan, why, sizeof why) && strstr(why, reason), "%s", why);
+    CHECK(plan_of(p, &devices[H200]).family == &fa_cuda_forward_tf32_sm90, "%s", reason);
+}
+
+/* Each part of each query tile is a task, once; whole query tiles come first. */
+static void check_parts(const fa_cuda_plan *plan, bool by_tiles)
+{
+    enum { MOST = 4096 };
+    static bool seen[MOST];
+    const fa_cuda_plan_launch *l = &plan->launches[0];
+    const fa_sm90_split *split = &l->sm90.split;
+    const int32_t whole = split->first_task[0], all = split->first_task[1];
+    memset(seen, 0, sizeof seen);
+    for (int32_t task = 0; task < all; task++) {
+        const fa_split_task t = fa_find_split_task(split, task);
+        const int64_t part = task < whole ? 0 : t.part, at = t.tile * split->parts + part;
+        CHECK((t.slot < 0) == (task < whole) && (t.slot < 0 || t.slot == task - whole), "slot %d",
+              (int)t.slot);
+        CHECK(t.tile >= 0 && t.tile < l->tasks && part < split->parts && at < MOST && !seen[at],
+              "task %d is part %lld of tile %lld", (int)task, (long long)part, (long long)t.tile);
+        seen[at] = true;
+        if (by_tiles) CHECK(task > 0 || t.tile == 0, "the last tile of the first head comes first");
+    }
+    CHECK(all == whole + (l->tasks - whole) * split->parts, "%d tasks", (int)all);
+    CHECK(fa_count_split_parts(split, 0, 64) == 1 && fa_count_split_parts(split, 65, 64) == 2 &&
+              fa_count_split_parts(split, 1 << 20, 64) == split->parts,
+          "parts of a query tile");
+}
+
+/* Keys of float32 are split where work tiles leave multiprocessors idle. */
+static void test_split_float32(void)
+{
+    static const struct {
+        int64_t heads, n, d;
+        bool causal;
+        int parts, whole; /* parts 0: keys are not split */
+    } cases[] = {{2, 3610, 192, false, 2, 0},   {32, 768, 256, false, 2, 132},
+                 {4, 1625, 384, true, 3, 0},    {1, 8000, 64, false, 2, 0},
+                 {20, 1073, 256, false, 5, 132}, {132, 256, 128, false, 0, 0},
+                 {33, 512, 128, false, 0, 0},   {600, 512, 128, true, 0, 0},
+                 {20, 192, 128, false, 0, 0}};
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        const bool tf32 = i % 2;
+        fa_problem p = make_tf32(cases[i / 2].heads, cases[i / 2].n, cases[i / 2].d);
+        p.causal = cases[i / 2].causal;
+        if (!tf32) p.precision = FA_PRECISION_FLOAT32;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_sm90_split *split = &plan.launches[0].sm90.split;
+        CHECK(has_parts(&plan) == (cases[i / 2].parts > 0), "case %zu: %d launches", i, plan.count);
+        if (!has_parts(&plan)) continue;
+        CHECK(split->parts >= 2 && split->parts <= FA_SM90_PARTS, "case %zu: %d parts", i,
+              (int)split->parts);
+        CHECK(tf32 || (split->parts == cases[i / 2].parts &&
+                       split->first_task[0] == cases[i / 2].whole),
+              "case %zu: %d parts, %d whole tiles", i, (int)split->parts,
+              (int)split->first_task[0]);
+        CHECK(plan.workspace_bytes >=
+                  (size_t)(split->first_task[1] - split->first_task[0]) * 128 *
+                      (size_t)(p.d_v * 4 + 8),
+              "case %zu: %zu bytes", i, plan.workspace_bytes);
+        check_parts(&plan, p.causal);
+        p.batch_invariant = true;
+        CHECK(plan_of(&p, &devices[H200]).count == 1, "case %zu: batch-invariant", i);
+    }
+    fa_problem p = make_tf32(2, 3000, 128);
+    p.window_left = 100;
+    expect_unsplit(&p, "there is a window");
+    p.window_left = -1;
+    static const int32_t lengths[1];
+    p.seqlens_k = lengths;
+    expect_unsplit(&p, "lengths are on the device");
+    p.seqlens_k = NULL;
+    p.n_k = p.rows_k = 20;
+    expect_unsplit(&p, "queries see one key tile");
+}
+
+/* Few short rows have work tiles of one consumer, if each has a multiprocessor for itself. */
+static void test_one_consumer(void)
+{
+    static const struct {
+        int64_t heads, n, d;
+        int variant;
+    } cases[] = {{40, 192, 128, FA_VARIANT_forward_f16x3_sm90_d128_one},
+                 {20, 256, 192, FA_VARIANT_forward_f16x3_sm90_d192_one},
+                 {16, 384, 256, FA_VARIANT_forward_f16x3_sm90_d256_one},
+                 {45, 192, 128, FA_VARIANT_forward_f16x3_sm90_d128},
+                 {2, 700, 128, FA_VARIANT_forward_f16x3_sm90_d128}};
+    static const int32_t lengths[1];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_tf32(cases[i].heads, cases[i].n, cases[i].d);
+        p.precision = FA_PRECISION_FLOAT32;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        CHECK(plan.launches[0].variant == cases[i].variant, "case %zu: %s", i, name_of(&plan));
+        p.seqlens_k = lengths; /* the longest sequence says nothing about the others */
+        CHECK(fa_variants[plan_of(&p, &devices[H200]).launches[0].variant].consumers == 2,
+              "case %zu: lengths", i);
+    }
 }
 
 /* For head dims to 128, few queries use two consumers. */
@@ -1947,6 +2074,8 @@ int main(void)
     test_tf32_sm90_refusals();
     test_tf32_sm90_variants();
     test_options_of_float32();
+    test_split_float32();
+    test_one_consumer();
     test_f16x3_clusters();
     test_decode_bytes();
     test_decode_latent();

@@ -19,9 +19,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "caller_memory.h"
 #include "check.h"
 #include "cuda/family.h"
 #include "cuda/plan_sm90.h"
+#include "cuda/plan_split_float32.h"
 #include "float32_on_cpu.h"
 #include "forward_on_cpu.h"
 #include "hopper_units.h"
@@ -137,7 +139,59 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
     cuda_run_kernel(&run);
 }
 
+/* The two launches of split keys. False if memory outside the workspace was written. */
+static bool run_parts(attempt *a, const random_call *call, fa_problem *p, bool otherwise)
+{
+    ref_buffers memory = *call->buffers;
+    begin_workspace(&memory, p, a->plan.workspace_bytes);
+    for (int i = 0; i < a->plan.count; i++) {
+        char name[160];
+        parameters both;
+        fa_cuda_fault fault;
+        const fa_cuda_plan_launch *l = &a->plan.launches[i];
+        memset(&both, POISON, sizeof both);
+        fa_cuda_set_params(p, l, &both.attention);
+        if (i == 1) fa_cuda_merge_float32_params(p, l, &both.more);
+        else
+            CHECK(fa_cuda_split_float32_params(p, l, hopper_encode_map, &both.more, &fault),
+                  "no map: %s", fault.text);
+        cuda_run run = {.name = name,
+                        .kernel = kernels[l->variant],
+                        .memory = &memory,
+                        .parameters = &both,
+                        .units = &hopper_units,
+                        .cluster = l->cluster,
+                        .overlaps = l->overlaps,
+                        .grid = l->grid,
+                        .threads = l->threads,
+                        .smem_bytes = l->smem_bytes};
+        if (i == 0) vary(&run, a, otherwise);
+        if (i == 0 && otherwise) slow_down(&run, a->number);
+        snprintf(name, sizeof name, "number %lld: %s, %d parts of %d tiles, %d whole, %u blocks",
+                 (long long)a->number, fa_variants[l->variant].name, (int)l->sm90.split.parts,
+                 (int)l->sm90.split.part_tiles, (int)l->sm90.split.first_task[0], run.grid);
+        cuda_run_kernel(&run);
+    }
+    return end_workspace(&memory, p);
+}
+
 /* Runs a second time in the other way, which must give the same bits. */
+static fa_status run_parts_twice(attempt *a, const random_call *call, fa_problem *p, char *message,
+                                 size_t size)
+{
+    char *before = ref_buffers_copy(call->buffers);
+    bool clean = run_parts(a, call, p, false);
+    char *first = ref_buffers_copy(call->buffers);
+    ref_buffers_put(call->buffers, before);
+    clean &= run_parts(a, call, p, true);
+    const bool same = ref_buffers_are(call->buffers, first);
+    free(before), free(first);
+    if (clean && same) return FA_OK;
+    snprintf(message, size, "%s",
+             clean ? "a second run left other bits" : "memory beside the workspace was written");
+    return (fa_status)RANDOM_WRONG;
+}
+
 static fa_status run_twice(const attempt *a, const random_call *call, char *message, size_t size)
 {
     char *before = ref_buffers_copy(call->buffers);
@@ -193,11 +247,27 @@ static void plan_beside(attempt *a)
     if (runs[other] < runs[l->variant]) l->variant = other;
 }
 
+/* Split keys of float32: no query tile has all of its keys, or some have, and parts have one to three key tiles, or as many as the
+ * planner chooses. */
+static bool plan_parts(const fa_cuda_family *family, const fa_cuda_device *device,
+                       const fa_problem *p, attempt *a, char *why, size_t size)
+{
+    fa_cuda_plan_begin(device, family, &a->plan);
+    if (!family->plan(p, device, &a->plan, why, size)) return false;
+    const fa_sm90_split *split = &a->plan.launches[0].sm90.split;
+    const int64_t part_tiles = a->number / 3 % 4, tiles = split->part_tiles * split->parts;
+    const int64_t work_tiles = a->plan.launches[0].tasks, whole = a->number / 2 % 3;
+    if (part_tiles > 0 && tiles <= part_tiles * FA_SM90_PARTS)
+        fa_cuda_cut_split_float32(p, device, whole < work_tiles ? whole : 0, part_tiles, &a->plan);
+    return true;
+}
+
 /* Whether the problem is one for the kernel. */
 static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
 {
     const fa_cuda_family *family = fa_cuda_find_family(family_name);
     const fa_cuda_device device = small_device(a->number);
+    if (family->does_few) return plan_parts(family, &device, p, a, why, size);
     if (!fa_cuda_plan_make(p, &device, family, &a->plan, why, size)) return false;
     /* An item alone must have the variant that the batch has. */
     if (p->batch_invariant) return true;
@@ -233,6 +303,10 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         return FA_ERROR_DEVICE;
     }
     runs[l->variant]++;
+    if (a.plan.count > 1) {
+        runs[a.plan.launches[1].variant]++;
+        return run_parts_twice(&a, call, &p, message, size);
+    }
     a.plan.launches[0].fewest_queries = fewest_queries;
     fa_cuda_set_params(&p, l, &a.parameters.attention);
     if (!fa_cuda_sm90_params(&p, l, hopper_encode_map, &a.parameters.more, &fault)) {
@@ -534,6 +608,27 @@ static void test_f16x3(void)
     family_name = "sm90";
 }
 
+/* The same with split keys. */
+static void test_parts(void)
+{
+    family_name = "tf32_split";
+    test_hidden_keys(attend, FA_PRECISION_TF32, 64);
+    test_large_bias(attend, FA_PRECISION_TF32, 64);
+    family_name = "f16x3_split";
+    hopper_cuts_off = true;
+    test_exactness(attend, 64);
+    test_exactness(attend, 192);
+    test_exact_options(attend, 128);
+    test_exact_options(attend, 384);
+    test_hidden_keys(attend, FA_PRECISION_FLOAT32, 64);
+    test_large_bias(attend, FA_PRECISION_FLOAT32, 64);
+    test_huge_logits(attend, 64);
+    test_infinities(attend, FA_PRECISION_FLOAT32, 64);
+    test_infinities(attend, FA_PRECISION_FLOAT32, 320);
+    hopper_cuts_off = false;
+    family_name = "sm90";
+}
+
 /* Whether tiles used every path through the softmax; print: prints how many. */
 static void check_paths(bool print)
 {
@@ -606,6 +701,10 @@ static int run_problems(random_settings settings, int64_t *number, int64_t begin
     run_float32_problems(settings, "tf32_sm90", FA_PRECISION_TF32, number, count);
     *number = begin;
     run_float32_problems(settings, "f16x3_sm90", FA_PRECISION_FLOAT32, number, count);
+    *number = begin;
+    run_float32_problems(settings, "tf32_split", FA_PRECISION_TF32, number, count);
+    *number = begin;
+    run_float32_problems(settings, "f16x3_split", FA_PRECISION_FLOAT32, number, count);
     return done;
 }
 
@@ -624,10 +723,11 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "float32") == 0) {
         test_tf32();
         test_f16x3();
+        test_parts();
         return test_end();
     }
     if (argc > 3) {
-        const bool tf32 = strcmp(argv[3], "tf32_sm90") == 0;
+        const bool tf32 = strncmp(argv[3], "tf32", 4) == 0;
         run_float32_problems(settings, argv[3], tf32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32,
                              &number, count);
         print_runs();
@@ -638,6 +738,7 @@ int main(int argc, char **argv)
     const int done = run_problems(settings, &number, begin, count);
     test_tf32();
     test_f16x3();
+    test_parts();
     test_equal_scores(64);
     test_equal_scores(128);
     for (int n = 0; n < 10; n++)
