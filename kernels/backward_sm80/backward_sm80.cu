@@ -155,13 +155,11 @@ FA_DEVICE void consume_chunk(const fa_backward_params *backward, const fa_backwa
 FA_DEVICE void consume_chunk(const fa_backward_params *backward, const fa_backward_sm80_params *all,
                              const block_work *w, thread_state *x, const tile_cursor *at, int chunk)
 {
-    const fa_attention_params *p = &backward->a;
     tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
     bool masked = !HIGH_LOW && is_masked(w, first_key, at->tile);
     fa_scores s, dp;
     fa_weights weights, ds;
-    (void)p;
     find_scores(&s, x->memory, &part, SCORES);
     if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
     /* Products leave no register for it. */
