@@ -553,18 +553,18 @@ static void test_small_pages(void)
             other; /* the variants of forward_sm90_split with it, or without: FA_NO_VARIANT if it is not chosen */
         float softcap;
     } cases[] = {
-        {1, 64, 2000, FA_VARIANT_forward_sm90_split_d64_copied_bf16, FA_NO_VARIANT},
-        {3, 104, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT},
-        {16, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT},
-        {24, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT},
-        {64, 128, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_bf16},
-        {16, 128, 31, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_bf16},
-        {128, 256, 2000, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT},
-        {128, 256, 31, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT},
-        {16, 192, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d192_bf16},
-        {16, 96, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d96_bf16},
-        {1, 192, 2000, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT},
-        {1, 98, 2000, FA_NO_VARIANT, FA_NO_VARIANT}, /* rows are no whole vectors */
+        {1, 64, 2000, FA_VARIANT_forward_sm90_split_d64_copied_bf16, FA_NO_VARIANT, 0},
+        {3, 104, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT, 0},
+        {16, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT, 0},
+        {24, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT, 0},
+        {64, 128, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_bf16, 0},
+        {16, 128, 31, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_bf16, 0},
+        {128, 256, 2000, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT, 0},
+        {128, 256, 31, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT, 0},
+        {16, 192, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d192_bf16, 0},
+        {16, 96, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d96_bf16, 0},
+        {1, 192, 2000, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT, 0},
+        {1, 98, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 0}, /* rows are no whole vectors */
         {1, 64, 2000, FA_VARIANT_forward_sm90_split_d64_softcap_copied_bf16, FA_NO_VARIANT, 30},
         {16, 128, 2000, FA_VARIANT_forward_sm90_split_d128_softcap_copied_bf16, FA_NO_VARIANT, 30},
         {16, 128, 31, FA_VARIANT_forward_sm90_split_d128_softcap_copied_bf16, FA_NO_VARIANT, 30},
