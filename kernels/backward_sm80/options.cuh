@@ -36,7 +36,7 @@ FA_DEVICE bool has_mask(const fa_attention_params *p) { return !BIAS_ALONE && p-
 FA_DEVICE float inner_scale(const fa_attention_params *p)
 {
     return has_softcap(p) ? p->scale / p->softcap * INVERSE_SCORE_UNIT
-                                        : p->scale * (FA_LOG2E * INVERSE_SCORE_UNIT);
+                          : p->scale * (FA_LOG2E * INVERSE_SCORE_UNIT);
 }
 
 /* The factor of dP in dS. In float32 it is a parameter, so it takes no register. */

@@ -19,9 +19,9 @@
 enum {
     MERGE_THREADS = FA_SM90_MERGE_THREADS,
     MERGE_WARPS = MERGE_THREADS / 32,
-    MERGE_BLOCKS = 5,      /* of a multiprocessor: most of the time is latency */
+    MERGE_BLOCKS = 5,        /* of a multiprocessor: most of the time is latency */
     QUADS = VALUE_DIM / 128, /* of a lane */
-    AHEAD = 2              /* parts whose columns are loaded before the first is used */
+    AHEAD = 2                /* parts whose columns are loaded before the first is used */
 };
 static_assert(FA_SM90_PARTS <= 32, "a lane has the sum of one part");
 
@@ -49,7 +49,8 @@ FA_DEVICE merged_sums merge_sums(const fa_sm90_split *split, const merged_row *r
     const bool nothing = own.base == NO_KEY_SEEN && own.sum == own.sum;
     all.factor = nothing ? 0.0f : ptx_ex2((own.base - all.top) * (natural ? FA_LOG2E : 1.0f));
     all.sum = fa_warp_sum(nothing ? 0.0f : all.factor * own.sum);
-    if (!nothing && all.factor == 0.0f) all.factor = 0x1p-126f; /* its outputs may be NaN, which must be seen */
+    if (!nothing && all.factor == 0.0f)
+        all.factor = 0x1p-126f; /* its outputs may be NaN, which must be seen */
     return all;
 }
 
@@ -62,7 +63,8 @@ FA_DEVICE void add_parts(const fa_sm90_split *split, const merged_row *row, floa
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         factor[i] = first + i < row->parts ? __shfl_sync(0xffffffff, own_factor, first + i) : 0.0f;
-        const float *from = split->out + (row->slot_row + (first + i) * row->apart) * split->value_dim;
+        const float *from =
+            split->out + (row->slot_row + (first + i) * row->apart) * split->value_dim;
 #pragma unroll
         for (int n = 0; n < QUADS; n++) {
             const int c = 4 * ((int)threadIdx.x % 32 + 32 * n);
@@ -134,8 +136,8 @@ FA_KERNEL __launch_bounds__(MERGE_THREADS, MERGE_BLOCKS)
     for (int i = 0; i < 4 * QUADS; i++) out[i / 4][i % 4] = 0.0f;
     for (int part = 0; part < row.parts; part += AHEAD)
         add_parts(split, &row, sums.factor, part, out);
-    float factor = finish_sum(sums.top, sums.sum, p.sinks ? p.sinks[t.head] : -INFINITY, natural,
-                              &lse);
+    float factor =
+        finish_sum(sums.top, sums.sum, p.sinks ? p.sinks[t.head] : -INFINITY, natural, &lse);
     if (p.dropout_threshold) factor *= p.dropout_scale;
     char *to = fa_view_row(&p.out, t.block_q, t.start_q + query, t.head);
     if (!store_merged(&p, to, out, factor)) {

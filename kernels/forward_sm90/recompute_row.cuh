@@ -1,6 +1,6 @@
 /*
- * A row that is computed key by key, in float32, by a warp (recompute.cuh). Macros: VALUE_DIM, CLUSTER, FIRST_COLUMN, as in
- * config.cuh.
+ * A row that is computed key by key, in float32, by a warp (recompute.cuh). Macros: VALUE_DIM, CLUSTER, and FIRST_COLUMN, of the
+ * outputs that a block computes, as in config.cuh.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_RECOMPUTE_ROW_CUH
 #define FA_KERNELS_FORWARD_SM90_RECOMPUTE_ROW_CUH
@@ -9,6 +9,10 @@
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
 #include "ptx/convert.cuh"
+
+#ifndef FIRST_COLUMN
+#define FIRST_COLUMN 0
+#endif
 
 /* The logit of one key, as an exponent of 2; every lane gets it. It is rounded before a base is
  * subtracted: in one fused multiply-add, a huge logit would differ from the base that is equal to it. */

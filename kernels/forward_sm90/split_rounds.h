@@ -48,8 +48,7 @@ FA_SHARED_FUNCTION fa_split_task fa_find_split_task(const fa_sm90_split *split, 
     fa_split_task found = {0, 0, -1};
     if (task >= whole) {
         found.slot = task - whole;
-        found.part =
-            (int32_t)((uint32_t)found.slot / (uint32_t)fa_count_cut_tiles(split));
+        found.part = (int32_t)((uint32_t)found.slot / (uint32_t)fa_count_cut_tiles(split));
         task -= found.part * fa_count_cut_tiles(split);
     }
     found.tile = fa_split_tile(split, task);

@@ -17,8 +17,8 @@ enum { MAX_FAMILIES = 17 };
             &fa_cuda_decode_sm90, &fa_cuda_decode, &fa_cuda_forward_split_sm90,                    \
             &fa_cuda_forward_sm90, &fa_cuda_forward_split_sm80, &fa_cuda_forward_sm80,             \
             &fa_cuda_forward_sm75, &fa_cuda_forward_split_tf32_sm90, &fa_cuda_forward_tf32_sm90,   \
-            &fa_cuda_forward_split_f16x3_sm90, &fa_cuda_forward_f16x3_sm90,                        \
-            &fa_cuda_forward_tf32, &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                  \
+            &fa_cuda_forward_split_f16x3_sm90, &fa_cuda_forward_f16x3_sm90, &fa_cuda_forward_tf32, \
+            &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                                         \
     }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,

@@ -173,8 +173,7 @@ static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
     if (is_float32(fewer))
         return 32 * count_tiles(p, more) * count_queries(more) >
                33 * count_tiles(p, fewer) * count_queries(fewer);
-    const double slowness =
-        slowness_of_fewer(p, count_heads(p) * count_tiles(p, fewer), device);
+    const double slowness = slowness_of_fewer(p, count_heads(p) * count_tiles(p, fewer), device);
     return slowness * count_computed_rows(p, fewer, device) < count_computed_rows(p, more, device);
 }
 

@@ -20,7 +20,8 @@
 static const double task_seconds = 4e-6, merge_seconds = 7e-6, sums_rate = 4.5e12;
 static const double device_multiprocessors = 132; /* with which the device has these rates */
 static const double options_share = 0.85;         /* of the rate without options */
-static const double share_of_one_consumer = 1.44; /* of the time that half of the queries take by two */
+static const double share_of_one_consumer =
+    1.44; /* of the time that half of the queries take by two */
 
 /* The model must be so many times as fast with split keys: it is not exact. */
 static const double least_gain = 1.03;
@@ -51,9 +52,9 @@ static bool refuse_split(const fa_problem *p, char *why, size_t size)
 /* Query tiles in the order of their tasks: `heads` tiles after each other have equally many keys. */
 typedef struct work {
     const fa_variant *variant;
-    int64_t heads, tiles; /* query tiles of a head */
+    int64_t heads, tiles;  /* query tiles of a head */
     int64_t n_k, first_hi; /* under a causal mask query i sees first_hi + i keys, at most n_k */
-    int64_t blocks; /* or clusters: so many run at once */
+    int64_t blocks;        /* or clusters: so many run at once */
     int64_t rows_q;
     int queries, keys; /* of a tile */
     bool causal;
@@ -84,8 +85,8 @@ static work find_work(const fa_problem *p, const fa_variant *v, const fa_cuda_de
               .row_bytes = pitch_of(p) * 4.0 + sizeof(fa_sm90_row_sum)};
     w.tiles = fa_cuda_count_tiles(p->rows_q, w.queries);
     w.first_hi = (p->diagonal_given ? p->diagonal : p->n_k - p->rows_q) + 1;
-    const double rate = find_rate(v) * (v->options ? options_share : 1) * v->cluster /
-                        device_multiprocessors;
+    const double rate =
+        find_rate(v) * (v->options ? options_share : 1) * v->cluster / device_multiprocessors;
     w.tile_seconds = 4.0 * w.queries * w.keys * v->head_dim / rate;
     if (v->consumers == 1) w.tile_seconds *= share_of_one_consumer;
     return w;
@@ -166,7 +167,8 @@ static choice choose(const work *w)
 /* Without split keys. Under a causal mask a block takes pairs of a long and a short work tile. */
 static double plain_seconds(const work *w)
 {
-    const int64_t work_tiles = count_work_tiles(w), rounds = fa_cuda_count_tiles(work_tiles, w->blocks);
+    const int64_t work_tiles = count_work_tiles(w),
+                  rounds = fa_cuda_count_tiles(work_tiles, w->blocks);
     const double longest = (double)count_key_tiles(w, 0) * w->tile_seconds + task_seconds;
     if (!w->causal || rounds <= 1) return (double)rounds * longest;
     const double shortest =
@@ -181,8 +183,7 @@ static double plain_seconds(const work *w)
 fa_sm90_split fa_cuda_split_float32_of(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     fa_sm90_split split = l->sm90.split;
-    const int64_t rows =
-        (int64_t)(split.first_task[1] - split.first_task[0]) * split.queries;
+    const int64_t rows = (int64_t)(split.first_task[1] - split.first_task[0]) * split.queries;
     split.out = (float *)(void *)((char *)p->workspace + l->workspace_offset);
     split.sums = (fa_sm90_row_sum *)(void *)(split.out + rows * split.value_dim);
     return split;
@@ -273,15 +274,14 @@ static bool plan_split(const fa_cuda_family *whole, const fa_problem *p,
     }
     const choice c = choose(&w);
     if (c.parts == 0) {
-        fa_cuda_say(why, size,
-                    "queries see one key tile, or sums of parts need more than %d MiB",
+        fa_cuda_say(why, size, "queries see one key tile, or sums of parts need more than %d MiB",
                     (int)(MOST_WORKSPACE >> 20));
         return false;
     }
     l->queue = queue_split;
     fa_cuda_plan_launch *merge =
-        fa_cuda_plan_add(&fa_variants[FA_VARIANT_forward_sm90_merge_float32],
-                         FA_SM90_MERGE_THREADS, 0, queue_merge, device, plan, why, size);
+        fa_cuda_plan_add(&fa_variants[FA_VARIANT_forward_sm90_merge_float32], FA_SM90_MERGE_THREADS,
+                         0, queue_merge, device, plan, why, size);
     if (!merge) return false;
     merge->overlaps = true;
     merge->idle = false;

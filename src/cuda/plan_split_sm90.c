@@ -631,9 +631,9 @@ static const double rate_of_block = 50e9;
 static double count_seen_tiles(const fa_problem *p, const shape *s)
 {
     enum { SAMPLES = 64 };
-    const fa_sm90_reach reach = fa_sm90_find_reach(
-        p->causal, p->window_left, p->window_right,
-        p->diagonal_given ? p->diagonal : p->n_k - p->rows_q);
+    const fa_sm90_reach reach =
+        fa_sm90_find_reach(p->causal, p->window_left, p->window_right,
+                           p->diagonal_given ? p->diagonal : p->n_k - p->rows_q);
     const int64_t samples = s->tiles < SAMPLES ? s->tiles : SAMPLES;
     int64_t sum = 0;
     for (int64_t i = 0; i < samples; i++) {

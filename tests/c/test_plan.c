@@ -338,8 +338,8 @@ static void test_float32(void)
                 p.precision = precisions[n];
                 check_plan(&p, &devices[i]);
                 const fa_cuda_plan plan = plan_of(&p, &devices[i]);
-                CHECK(strcmp(whole_family(&plan)->name, name) == 0, "d %lld on %s: %s%s", (long long)d,
-                      devices[i].name, name_of(&plan), plan.passed_over);
+                CHECK(strcmp(whole_family(&plan)->name, name) == 0, "d %lld on %s: %s%s",
+                      (long long)d, devices[i].name, name_of(&plan), plan.passed_over);
                 CHECK(strcmp(plan.arithmetic, arithmetic) == 0, "d %lld: %s", (long long)d,
                       plan.arithmetic);
                 p.softcap = 30; /* an option of the scores */
@@ -628,8 +628,9 @@ static void test_order_of_windows(void)
     static const struct {
         int64_t heads, rows, d, window;
         bool paired;
-    } cases[] = {{28, 4096, 128, -1, true},   {28, 4096, 128, 2000, true}, {28, 4096, 128, 127, false},
-                 {20, 8449, 64, -1, true},    {20, 8449, 64, 4000, true},  {20, 8449, 64, 125, false},
+    } cases[] = {{28, 4096, 128, -1, true},   {28, 4096, 128, 2000, true},
+                 {28, 4096, 128, 127, false}, {20, 8449, 64, -1, true},
+                 {20, 8449, 64, 4000, true},  {20, 8449, 64, 125, false},
                  {12, 7006, 192, 115, false}, {8, 8192, 320, 127, true}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_mapped(cases[i].heads, cases[i].rows, cases[i].d, cases[i].d);
@@ -865,11 +866,11 @@ static void test_float32_options(fa_precision precision, const char *family, con
 static void test_options_of_float32(void)
 {
     static const int three[] = {
-        FA_VARIANT_forward_f16x3_sm90_general64, FA_VARIANT_forward_f16x3_sm90_general128,
+        FA_VARIANT_forward_f16x3_sm90_general64,  FA_VARIANT_forward_f16x3_sm90_general128,
         FA_VARIANT_forward_f16x3_sm90_general192, FA_VARIANT_forward_f16x3_sm90_general256,
         FA_VARIANT_forward_f16x3_sm90_general384, FA_VARIANT_forward_f16x3_sm90_general512};
     static const int tf32[] = {
-        FA_VARIANT_forward_tf32_sm90_general64, FA_VARIANT_forward_tf32_sm90_general128,
+        FA_VARIANT_forward_tf32_sm90_general64,  FA_VARIANT_forward_tf32_sm90_general128,
         FA_VARIANT_forward_tf32_sm90_general192, FA_VARIANT_forward_tf32_sm90_general256,
         FA_VARIANT_forward_tf32_sm90_general384, FA_VARIANT_forward_tf32_sm90_general512};
     test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three, 6);
@@ -899,8 +900,9 @@ static void test_f16x3_clusters(void)
         const int64_t all = has_parts(&plan) ? l->sm90.split.first_task[1] : l->tasks,
                       most = devices[H200].multiprocessors / (int64_t)l->cluster;
         const uint32_t tasks = (uint32_t)(all < most ? all : most);
-        CHECK(whole_family(&plan) == &fa_cuda_forward_f16x3_sm90 && l->variant == cases[i].variant &&
-                  l->grid == l->cluster * tasks && l->cluster == (i ? 2 : 1),
+        CHECK(whole_family(&plan) == &fa_cuda_forward_f16x3_sm90 &&
+                  l->variant == cases[i].variant && l->grid == l->cluster * tasks &&
+                  l->cluster == (i ? 2 : 1),
               "case %zu: %s", i, name_of(&plan));
         p.precision = FA_PRECISION_TF32; /* the same clusters, with high parts alone */
         const fa_cuda_plan one = plan_of(&p, &devices[H200]);
@@ -922,7 +924,8 @@ static void expect_unsplit(const fa_problem *p, const char *reason)
     char why[320] = "";
     const fa_cuda_family *family = &fa_cuda_forward_split_tf32_sm90;
     fa_cuda_plan_begin(&devices[H200], family, &plan);
-    CHECK(!family->plan(p, &devices[H200], &plan, why, sizeof why) && strstr(why, reason), "%s", why);
+    CHECK(!family->plan(p, &devices[H200], &plan, why, sizeof why) && strstr(why, reason), "%s",
+          why);
     CHECK(plan_of(p, &devices[H200]).family == &fa_cuda_forward_tf32_sm90, "%s", reason);
 }
 
@@ -958,11 +961,10 @@ static void test_split_float32(void)
         int64_t heads, n, d;
         bool causal;
         int parts, whole; /* parts 0: keys are not split */
-    } cases[] = {{2, 3610, 192, false, 2, 0},   {32, 768, 256, false, 2, 132},
-                 {4, 1625, 384, true, 3, 0},    {1, 8000, 64, false, 2, 0},
-                 {20, 1073, 256, false, 5, 132}, {132, 256, 128, false, 0, 0},
-                 {33, 512, 128, false, 0, 0},   {600, 512, 128, true, 0, 0},
-                 {20, 192, 128, false, 0, 0}};
+    } cases[] = {
+        {2, 3610, 192, false, 2, 0}, {32, 768, 256, false, 2, 132},  {4, 1625, 384, true, 3, 0},
+        {1, 8000, 64, false, 2, 0},  {20, 1073, 256, false, 5, 132}, {132, 256, 128, false, 0, 0},
+        {33, 512, 128, false, 0, 0}, {600, 512, 128, true, 0, 0},    {20, 192, 128, false, 0, 0}};
     for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
         const bool tf32 = i % 2;
         fa_problem p = make_tf32(cases[i / 2].heads, cases[i / 2].n, cases[i / 2].d);
@@ -978,9 +980,8 @@ static void test_split_float32(void)
                        split->first_task[0] == cases[i / 2].whole),
               "case %zu: %d parts, %d whole tiles", i, (int)split->parts,
               (int)split->first_task[0]);
-        CHECK(plan.workspace_bytes >=
-                  (size_t)(split->first_task[1] - split->first_task[0]) * 128 *
-                      (size_t)(p.d_v * 4 + 8),
+        CHECK(plan.workspace_bytes >= (size_t)(split->first_task[1] - split->first_task[0]) * 128 *
+                                          (size_t)(p.d_v * 4 + 8),
               "case %zu: %zu bytes", i, plan.workspace_bytes);
         check_parts(&plan, p.causal);
         p.batch_invariant = true;
