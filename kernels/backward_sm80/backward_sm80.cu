@@ -155,6 +155,7 @@ FA_DEVICE void consume_chunk(const fa_backward_params *backward, const fa_backwa
 FA_DEVICE void consume_chunk(const fa_backward_params *backward, const fa_backward_sm80_params *all,
                              const block_work *w, thread_state *x, const tile_cursor *at, int chunk)
 {
+    (void)backward;
     tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
     bool masked = !HIGH_LOW && is_masked(w, first_key, at->tile);
