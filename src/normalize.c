@@ -508,11 +508,20 @@ static bool is_float32(const fa_problem *p)
     return p->q.dtype == FA_FLOAT32 && p->k.dtype == FA_FLOAT32 && p->v.dtype == FA_FLOAT32;
 }
 
+/* A window's bound, or -1 if it is so large that it hides nothing: sums of others, positions and a diagonal fit into 64 bits.
+ * diagonal: as far as it moves keys to the side of the bound. */
+static int64_t find_window(int64_t window, int64_t diagonal)
+{
+    const int64_t most = 2 * EXTENT_MAX + (diagonal > 0 ? diagonal : 0);
+    return window < most ? window : -1;
+}
+
 /* Options that only need to be copied. This comes after the shapes, because the scale depends on d. */
 static void set_options(const fa_arguments *a, fa_problem *p)
 {
     const fa_options *o = a->options;
     bool window = o->flags & FA_WINDOW, scale = o->flags & FA_SCALE || o->scale != 0.0f;
+    const int64_t diagonal = o->flags & FA_DIAGONAL ? o->diagonal : 0;
     p->scale = scale ? o->scale : (float)(1.0 / sqrt((double)p->d));
     p->softcap = o->softcap;
     p->precision = is_float32(p) ? o->precision : FA_PRECISION_FLOAT32;
@@ -522,8 +531,8 @@ static void set_options(const fa_arguments *a, fa_problem *p)
     p->batch_invariant = o->flags & FA_BATCH_INVARIANT;
     p->full_workspace = o->flags & FA_FULL_WORKSPACE;
     p->diagonal = o->diagonal;
-    p->window_left = window ? o->window_left : -1;
-    p->window_right = window ? o->window_right : -1;
+    p->window_left = window ? find_window(o->window_left, diagonal) : -1;
+    p->window_right = window ? find_window(o->window_right, -diagonal) : -1;
     p->attention_chunk = o->attention_chunk;
     p->alibi_slopes = o->alibi_slopes;
     p->alibi_batch_stride = o->alibi_batch_stride;

@@ -21,7 +21,7 @@ typedef struct schedule_state {
 } schedule_state;
 
 /* Leaves of a work tile the key tiles from `first` to `end`, as far as there are so many. */
-FA_DEVICE void take_part(int first, int end, work_tile *w)
+FA_DEVICE void take_keys(int first, int end, work_tile *w)
 {
     const int skipped = first * KEYS, tiles = min(w->key_tiles, end) - first;
     w->key_tiles = tiles;
@@ -43,7 +43,7 @@ FA_DEVICE bool describe_task(const fa_attention_params *p, const fa_sm90_params 
     if (of.slot < 0) return true;
     const int first = of.part * split->part_tiles;
     if (of.part > 0 && first >= w->key_tiles) return false;
-    take_part(first, first + split->part_tiles, w);
+    take_keys(first, first + split->part_tiles, w);
     w->out = (char *)(split->out + (int64_t)of.slot * QUERIES * split->value_dim);
     return true;
 }

@@ -561,10 +561,12 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
  * 0.974, 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928.) */
 static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t takers)
 {
+    const double most_bytes = 2e9, /* of the sums: a training step has to have room for them */
+        bytes = 2.0 * (double)(p->batch * p->heads_q) * (double)p->rows_k * 128 * sizeof(float);
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   tiles = count_key_tiles(p);
-    if (!is_ordered(p) || !fa_cuda_shrinks(p) || is_narrow(p) || p->d > 128 || p->d_v > 128 ||
-        p->batch_invariant || find_options(p) || fa_cuda_has_own_lengths(p) ||
+    if (!is_ordered(p) || bytes > most_bytes || !fa_cuda_shrinks(p) || is_narrow(p) || p->d > 128 ||
+        p->d_v > 128 || p->batch_invariant || find_options(p) || fa_cuda_has_own_lengths(p) ||
         has_few_undivided(p, tasks, takers))
         return false;
     if (!is_above_96(p)) return group >= 7 && tiles >= 40 && tiles < 96;
@@ -582,8 +584,8 @@ static bool has_modelled_order(const fa_problem *p, const fa_variant *v, int64_t
 
 /* Blocks among which the query heads of a group are split. With 90 shapes of 20 to 670 key tiles and groups of 2 to 8 heads (H200),
  * the choice takes 1.005 times as long as the best in the geometric mean; by the number of key tiles alone, at most half of a
- * group's heads, 1.09 and up to 2.2. In one order of sums, with a bias, and if lengths are on the device, that number decides. us: the
- * time by the model, if it decides. */
+ * group's heads, 1.09 and up to 2.2. With a bias, if lengths are on the device, and in some problems with one order of sums, that
+ * number decides. us: the time by the model, if it decides. */
 static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
                         const fa_cuda_device *device, double *us)
 {

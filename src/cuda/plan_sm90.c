@@ -128,7 +128,7 @@ static bool has_narrow_window(const fa_problem *p, const fa_variant *v)
  * mask 1.11 to 1.16 above 1,500 rows; causal 1.03 to 1.04 to 1,500 rows, 1.00 to 1.08 to 2,048, 1.06 to 1.13 above). */
 static double slowness_of_fewer(const fa_problem *p, int64_t tiles, const fa_cuda_device *device)
 {
-    const int64_t short_row = 1536, long_row = 2048, many = 16;
+    const int64_t short_row = 1536, long_row = 2048, many = 16; /* work tiles of a multiprocessor */
     if (!p->causal) return 1.13;
     if (p->rows_q <= short_row) return 1.03;
     return p->rows_q > long_row || p->batch_invariant || tiles < many * device->multiprocessors
@@ -148,11 +148,13 @@ static double count_computed_rows(const fa_problem *p, const fa_variant *v,
 
 /* Whether work tiles of one consumer are better, in float32: if each has a multiprocessor for itself, where two consumers would leave half
  * of them idle (H200, us, two, one: 2 x 20 heads of 128, n 192 18.6, 14.8, with a bias 22.8, 18.7; 192, 20 heads, n 256 35.4, 28.9; 256, 16,
- * n 384 58.0, 44.5; 128, 16, n 512 35.3, 28.3). Long rows have their keys split. Results have the same bits. */
+ * n 384 58.0, 44.5; 128, 16, n 512 35.3, 28.3). Long rows have their keys split. Results have the same bits, unless a window moves the
+ * first key of a query tile, and its key tiles with it. */
 static bool wants_one_consumer(const fa_problem *p, const fa_variant *v,
                                const fa_cuda_device *device)
 {
     enum { MOST_KEYS = 640 };
+    if (p->batch_invariant && p->window_left >= 0) return false;
     return !fa_cuda_has_own_lengths(p) && p->n_k <= MOST_KEYS && fits_one_round(p, v, device);
 }
 

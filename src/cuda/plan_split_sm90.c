@@ -653,7 +653,7 @@ static double count_seen_tiles(const fa_problem *p, const shape *s)
 static double share_of_window(const fa_problem *p, const shape *shared, const shape *alone)
 {
     const double least = 0.86, fixed = 0.2;
-    if (p->window_left < 0 || (!p->causal && p->window_right < 0) || 2 * p->window_left > p->n_k)
+    if (p->window_left < 0 || (!p->causal && p->window_right < 0) || p->window_left > p->n_k / 2)
         return 1;
     const double ratio = count_seen_tiles(p, shared) * (double)shared->heads /
                          (count_seen_tiles(p, alone) * (double)alone->heads);

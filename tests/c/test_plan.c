@@ -1019,6 +1019,11 @@ static void test_one_consumer(void)
         p.seqlens_k = lengths; /* the longest sequence says nothing about the others */
         CHECK(fa_variants[plan_of(&p, &devices[H200]).launches[0].variant].consumers == 2,
               "case %zu: lengths", i);
+        p.seqlens_k = NULL;
+        p.causal = p.batch_invariant = true;
+        p.window_left = 20; /* the first key of a query tile depends on how many queries it has */
+        CHECK(fa_variants[plan_of(&p, &devices[H200]).launches[0].variant].consumers == 2,
+              "case %zu: invariant", i);
     }
 }
 
