@@ -84,10 +84,11 @@ FA_DEVICE int find_tile_options(const work_tile *w)
 #if HAS_SERIES
 
 /* The least exponent of a row's largest weight with which the row's lowest weights may be lost: all of those below
- * -SERIES_LOW together are at most 2^-11 of its sum. */
+ * -SERIES_LOW together are at most 2^-11 of its sum, and the largest is within the series' range. */
 FA_DEVICE float find_least_top(const work_tile *w)
 {
-    return log2f(fmaxf((float)w->n_k, 1.0f)) + 11.0f - SERIES_LOW * w->scale;
+    const float bits = log2f(fmaxf((float)w->n_k, 1.0f));
+    return fmaxf(bits + 11.0f - SERIES_LOW * w->scale, -SERIES_TOP * w->scale);
 }
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * The second launch after forward_tf32_sm90 or forward_f16x3_sm90 with split keys (split_rounds.h): merges the parts of each
  * row. A warp has a row, and a lane four columns at a time. A row that is not finite is computed again, key by key
- * (recompute.cuh): with all of its keys, because a part does not know the others.
+ * (recompute_row.cuh): with all of its keys, because a part does not know the others.
  */
 #define VALUE_DIM 512 /* at most */
 #define CLUSTER 1
@@ -32,7 +32,7 @@ typedef struct merged_row {
     int parts;
 } merged_row;
 
-/* What all lanes know of a row: the largest base, and the sum of weights relative to it. factor: of the outputs of part `lane`; 0:
+/* What all lanes know of a row: the largest base, and the sum of weights relative to it. factor: of the outputs of part `lane`; +0:
  * they mean nothing. */
 typedef struct merged_sums {
     float top, sum, factor;
@@ -50,7 +50,7 @@ FA_DEVICE merged_sums merge_sums(const fa_sm90_split *split, const merged_row *r
     all.factor = nothing ? 0.0f : ptx_ex2((own.base - all.top) * (natural ? FA_LOG2E : 1.0f));
     all.sum = fa_warp_sum(nothing ? 0.0f : all.factor * own.sum);
     if (!nothing && all.factor == 0.0f)
-        all.factor = 0x1p-126f; /* its outputs may be NaN, which must be seen */
+        all.factor = -0.0f; /* it adds nothing, but its outputs may be NaN, which must be seen */
     return all;
 }
 
@@ -69,7 +69,8 @@ FA_DEVICE void add_parts(const fa_sm90_split *split, const merged_row *row, floa
         for (int n = 0; n < QUADS; n++) {
             const int c = 4 * ((int)threadIdx.x % 32 + 32 * n);
             x[i][n] = make_float4(0, 0, 0, 0);
-            if (factor[i] != 0.0f && c < split->value_dim) x[i][n] = *(const float4 *)(from + c);
+            if (__float_as_int(factor[i]) != 0 && c < split->value_dim)
+                x[i][n] = *(const float4 *)(from + c);
         }
     }
 #pragma unroll
@@ -97,7 +98,7 @@ FA_DEVICE bool store_merged(const fa_attention_params *p, char *to, float out[QU
             x[i] = factor == 0.0f ? 0.0f : out[n][i] * factor;
             if (c + i < p->d_v) seen += x[i] * 0.0f;
         }
-        if (c + 3 < p->d_v && p->out.vector == 4) {
+        if (c + 3 < p->d_v && p->out.vector >= 4) {
             *(float4 *)((float *)to + c) = make_float4(x[0], x[1], x[2], x[3]);
             continue;
         }
@@ -140,7 +141,7 @@ FA_KERNEL __launch_bounds__(MERGE_THREADS, MERGE_BLOCKS)
         finish_sum(sums.top, sums.sum, p.sinks ? p.sinks[t.head] : -INFINITY, natural, &lse);
     if (p.dropout_threshold) factor *= p.dropout_scale;
     char *to = fa_view_row(&p.out, t.block_q, t.start_q + query, t.head);
-    if (!store_merged(&p, to, out, factor)) {
+    if (!store_merged(&p, to, out, factor) || !(sums.sum < INFINITY)) {
         __syncwarp();
         lse = recompute_row(&p, &t, query, to);
     }

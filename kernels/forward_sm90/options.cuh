@@ -107,13 +107,16 @@ FA_DEVICE void cap_scores(float *s, float inner)
  * softcap of 30 the error of a weight is 3.5e-5 (float16) or 5e-4 (bfloat16), less than its rounding. Beyond SERIES_END the
  * error grows. Weights show such scores: a weight larger than that of SERIES_END has a score that is too large, which the
  * bound of the sums detects. Scores below -SERIES_LOW come out too small. Their weights are too small to matter, unless
- * the row's largest score is as low. Between the two, weights are at most a fifth too small.
+ * the row's largest score is as low. Between the two, weights are too small, in bfloat16 by up to a fifth, in float16 by a quarter
+ * with a softcap of 100: they are far below the row's largest weight (find_least_top).
  *
  * Whether all of the warp's scores are in the range of the series: the test for small softcaps, where weights are not
  * enough to detect this. */
 FA_DEVICE bool are_in_series(const fa_attention_params *p, const float *s, float inner)
 {
-    return !p->lse && !__any_sync(0xffffffff, max_absolute_score(s) * fabsf(inner) > SERIES_END);
+    const float most_inner = 1e6f; /* the fourth power of a larger one may overflow */
+    return !p->lse && inner < most_inner &&
+           !__any_sync(0xffffffff, max_absolute_score(s) * fabsf(inner) > SERIES_END);
 }
 
 /* Whether the warp's rows have such weights that those of scores below the range do not matter (find_least_top). While the max is
