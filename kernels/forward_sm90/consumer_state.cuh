@@ -29,7 +29,7 @@ typedef struct consumer_state {
     bool recompute; /* rows are to be recomputed */
 #if HAS_SERIES
     bool series;       /* in the warp's plain tiles, a series replaces tanh */
-    bool series_below; /* while the max is tracked: at the lower end of its range it may */
+    bool series_below; /* while the max is tracked: scores below its range do not matter */
 #endif
 #if BIAS_AHEAD
     uint32_t
