@@ -232,7 +232,8 @@ void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
         if (s.started < count_all(&s)) start_more(&m, &s);
     }
     if (parts == 1) return;
-    cut->us += pace->merge_us + pace->turn_us * (double)((parts + 15) / 16);
+    const int64_t turns = (parts + 15) / 16; /* a turn of the merge has 16 parts */
+    cut->us += pace->merge_us + pace->turn_us * (double)turns;
     cut->us += pace->sums_us * (double)(others * parts) / (double)(SLOTS * k->multiprocessors);
 }
 
