@@ -30,7 +30,7 @@ COLUMNS = ("image", "kernel", "architecture", "registers", "spill", "stack", "sh
 FIRST_FAST_RUNG = "kernel_mma_qreg"
 MAY_SPILL = re.compile(
     r"kernels/(forward_((tf32|f16x3)_)?sm90_|forward_sm75_d128|backward_sm90_d128_(softcap|bias|by_rows|dropout)|backward_sm90_d(\d+_(persistent|single)|64_ordered)"
-    r"|backward_sm90_wide_(d192_(ordered|bias)|d256)|backward_sm90_d192_128|backward_tf32_d(64(_short)?|128_short|320)$|backward_tf32x3_d(128|256)|decode_sm80_d256_e4m3|decode_sm90_d256_\w+_copied_rows32|decode_latent_sm90|.*_general)"
+    r"|backward_sm90_wide_(d192_(ordered|bias)|d256)|backward_sm90_d192_128|backward_tf32_(d(64(_short|_bias)?|128_short|320)|prepare_d128)$|backward_tf32x3_d(128|256)|decode_sm80_d256_e4m3|decode_sm90_d256_\w+_copied_rows32|decode_latent_sm90|.*_general)"
 )
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
