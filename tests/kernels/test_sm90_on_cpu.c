@@ -436,10 +436,12 @@ static void test_equal_scores(int64_t d)
 }
 
 /* A softcap's series and scores that it is not for: of rows whose scores are all low, or all -infinity; a few large ones among
- * others; a softcap so large that these kernels do not take it, and a scale so small that a coefficient is 0. With a window, whose first key tile some rows do not see, and without. */
+ * others; a softcap so large that these kernels do not take it, and a scale so small that a coefficient is 0; rows whose largest score is
+ * below the series' range, with a softcap that leaves their weights large; a softcap so small that a coefficient overflows. With a
+ * window, whose first key tile some rows do not see, and without. */
 static void test_softcap_range(int64_t d, bool window)
 {
-    enum { LOW, INFINITE, PEAKED, HUGE_CAP, MIXED, SMALL_SCALE, KINDS };
+    enum { LOW, INFINITE, PEAKED, HUGE_CAP, MIXED, SMALL_SCALE, ALL_LOW, ZERO, KINDS };
     for (int kind = LOW; kind < KINDS; kind++) {
         attention a;
         ref_array want, lse;
@@ -447,24 +449,31 @@ static void test_softcap_range(int64_t d, bool window)
         make_aligned(&a, (uint64_t)(7 * kind + window), s, kind % 2 ? FA_BFLOAT16 : FA_FLOAT16);
         a.in.options.flags = FA_CAUSAL | (window ? FA_WINDOW : 0);
         if (window) a.in.options.window_left = 50;
-        a.in.options.softcap = kind == HUGE_CAP ? 1e12f : kind == SMALL_SCALE ? 250 : 30;
+        a.in.options.softcap = kind == HUGE_CAP                         ? 1e12f
+                               : kind == SMALL_SCALE || kind == ALL_LOW ? 250
+                               : kind == ZERO                           ? 1e-12f
+                                                                        : 30;
         if (kind == SMALL_SCALE) {
             a.in.options.flags |= FA_SCALE;
             a.in.options.scale = 1e-5f;
         }
         for (int64_t i = 0; i < s.n_q; i++)
             for (int64_t h = 0; h < s.heads_q; h++) {
-                const bool rare = kind == MIXED ? i % 7 == 3 : kind <= PEAKED && i % 5 < 2;
+                const bool rare =
+                    kind == MIXED ? i % 7 == 3 : kind >= ALL_LOW || (kind <= PEAKED && i % 5 < 2);
                 if (!rare) continue;
                 for (int64_t c = 0; c < d; c++) {
                     const double x = ref_load(&a.in.q, 0, i, h, c);
                     ref_store(&a.in.q, 0, i, h, c,
                               kind == LOW        ? (c == 0 ? -20 * sqrt((double)d) : 0)
+                              : kind == ALL_LOW  ? (c == 0 ? -173 * sqrt((double)d) : 3 * x)
+                              : kind == ZERO     ? 0
                               : kind == INFINITE ? (c == 0 ? -1e38 : 0)
                                                  : x * 9);
                 }
             }
-        for (int64_t j = 0; j < s.n_k && kind <= MIXED && kind != PEAKED && kind != HUGE_CAP; j++)
+        const bool equal = kind == ALL_LOW || (kind <= MIXED && kind != PEAKED && kind != HUGE_CAP);
+        for (int64_t j = 0; j < s.n_k && equal; j++)
             ref_store(&a.in.k, 0, j, 0, 0, kind == INFINITE ? 100 : 1);
         ref_forward(&a.in, &want, &lse);
         random_call call = forward_call(&a);
@@ -475,7 +484,7 @@ static void test_softcap_range(int64_t d, bool window)
                 for (int64_t c = 0; c < d; c++) {
                     const double x = ref_load(&a.out, 0, i, h, c),
                                  y = want.value[ref_array_index(&want, 0, i, h, c)];
-                    CHECK(fabs(x - y) < 0.03,
+                    CHECK(fabs(x - y) < (kind == ALL_LOW ? 0.004 : 0.03),
                           "kind %d, dim %lld, window %d, head %lld, query %lld, column %lld: %g, "
                           "expected %g",
                           kind, (long long)d, window, (long long)h, (long long)i, (long long)c, x,
