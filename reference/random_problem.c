@@ -1113,6 +1113,14 @@ static bool succeeded(random_result *result, const char *call, fa_status status)
     return false;
 }
 
+fa_status random_status_of_runs(bool clean, bool same, char *message, size_t size)
+{
+    if (clean && same) return FA_OK;
+    snprintf(message, size, "%s",
+             clean ? "a second run left other bits" : "memory beside the workspace was written");
+    return (fa_status)RANDOM_WRONG;
+}
+
 fa_status random_call_run(const random_call *c)
 {
     switch (c->pass) {

@@ -92,6 +92,10 @@ fa_status random_call_run(const random_call *call);
 
 enum { RANDOM_WRONG = -1 };
 
+/* What `attend` below returns after two runs. clean: neither wrote to memory beside its workspace; same: both left the same bits.
+ * If not, message says which. */
+fa_status random_status_of_runs(bool clean, bool same, char *message, size_t size);
+
 /* Makes a call instead of the library, for example in other memory. If it fails, it writes the
  * reason to message (of that size). If a result is wrong, it explains that, and the status is
  * RANDOM_WRONG. */

@@ -557,8 +557,7 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
  * blocks ascend and hardly wait, and sums of dK and dV cost little beside them. (H200, head dim 128, rate over that of any order, whole groups that
  * round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.90, 0.97, n 16k 0.88, 0.98; 64/8, n 8k 0.88, 0.957; 24/3, 3 x 6,376 0.93, 1.01; 8/1, 2 x 11,986 0.73,
  * 0.95; 32/8, n 8k 0.963, 0.948, n 16k 0.95, 0.964, n 32k 0.955, 0.984; 16/4, n 16k 0.92, 0.964; 16/2, 2 x 16k 0.87, 0.967; 24/8, n 12,000 0.94, 0.90. Head
- * dim 96, 32/8, n 16k
- * 0.974, 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928.) */
+ * dim 96, 32/8, n 16k 0.974, 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928.) */
 static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t takers)
 {
     const double most_bytes = 2e9, /* of the sums: a training step has to have room for them */
@@ -589,10 +588,11 @@ static bool has_modelled_order(const fa_problem *p, const fa_variant *v, int64_t
 static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
                         const fa_cuda_device *device, double *us)
 {
-    /* More would take twice the workspace of others. */
-    const int64_t most_of_all_heads = (is_wide(v) ? 12 : 4) * count_takers(v, device);
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   takers = count_takers(v, device);
+    /* More blocks would take twice the workspace of others; wide heads with more than usual must gain by it. */
+    const int64_t usual = 4 * takers, most = is_wide(v) ? 12 * takers : usual;
+    const double least_gain = 0.97;
     if (v->rounding) return 1; /* has_last_shares */
     if (!is_wide(v) && splits_whole_groups(p, tasks, takers)) return (int)group;
     /* With a bias there may be a dbias, of which fa_workspace_size does not know. */
@@ -602,12 +602,12 @@ static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
     for (int64_t splits = 2; splits <= group; splits++) {
-        if ((group % splits && !can_be_uneven(v)) ||
-            (2 * splits > group + 1 && tasks * splits > most_of_all_heads))
+        const bool above_half = 2 * splits > group + 1;
+        if ((group % splits && !can_be_uneven(v)) || (above_half && tasks * splits > most))
             continue;
         const double time = splits_us(p, v, tasks, splits, device);
-        const double gain = 2 * splits > group + 1 && tasks * splits > 4 * takers ? 0.97 : 1.0;
-        if (time < gain * least) best = splits, least = time;
+        if (time < (above_half && tasks * splits > usual ? least_gain : 1.0) * least)
+            best = splits, least = time;
     }
     if (us) *us = least;
     return (int)best;
@@ -893,7 +893,7 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t left =
         p->batch_invariant ? 0 : clamp(heads / 2, least, clamp(fit, least, 2 * busy));
     if (heads <= left) return 0;
-    /* Whole groups of wide heads, if there is room for those that are over. Nowhere a group of one head behind others (head dim 96, n 16k, 16 heads, three
+    /* Whole groups of wide heads, if there is room for those that are over. A group of one head does not come behind others (head dim 96, n 16k, 16 heads, three
      * left and four together 0.94 of any order, four left 1.00). */
     const int64_t over = (heads - left) % count_ascending_together(p, l, device);
     const bool ragged = is_wide(v) ? v->persistent : !v->persistent && over == 1;
@@ -1447,8 +1447,7 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
  * rounds 0.91, 6 to 32 1.02 to 1.16; 3, 1.8 rounds 0.98 to 1.00, 3 to 32 1.01 to 1.07; 4, 3 rounds 0.98, 6 to 32 1.01 to 1.05; 5, 6 rounds
  * 0.98, 16 and 32 1.05; 8, 3 to 32 rounds 1.00 to 1.02; 16 0.87 to 0.99. Where sums must have one order, others are slower (with one key/value
  * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00; full, rate over that of
- * any order, others and this: n 2,406 0.925,
- * 0.972, n 2,700 0.945, 0.985, n 3,200 0.992, 0.971, with 3.9 rounds n 4k 0.91, 0.936). */
+ * any order, others and this: n 2,406 0.925, 0.972, n 2,700 0.945, 0.985, n 3,200 0.992, 0.971, with 3.9 rounds n 4k 0.91, 0.936). */
 static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
     if (is_ordered(p))

@@ -606,6 +606,7 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 /* Rows of the work tiles whose cuts have been timed, and rounds of them. */
 enum { MOST_TIMED_ROWS = 16, MOST_TIMED_ROUNDS = 2 };
 
+/* So many blocks for each two multiprocessors: sequences are likely to have different lengths. */
 enum { LENGTHS_DIFFER = 4 };
 
 /* The fewest blocks for each two multiprocessors that are tried if lengths are unknown: a single block could have all keys of the

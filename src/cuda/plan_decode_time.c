@@ -201,9 +201,10 @@ static double end_next(state *m, const double rates[SLOTS])
     return us;
 }
 
-static int64_t count_parts(const fa_decode_keys *k, int64_t length)
+/* The parts of so many key tiles, or the key tiles of so many parts. */
+static int64_t divide_tiles(const fa_decode_keys *k, int64_t by)
 {
-    return (k->tiles + length - 1) / length;
+    return (k->tiles + by - 1) / by;
 }
 
 static void add_run(sequence *s, int64_t blocks, double tiles, const fa_decode_keys *k)
@@ -216,7 +217,7 @@ static void add_run(sequence *s, int64_t blocks, double tiles, const fa_decode_k
 
 void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
 {
-    const int64_t parts = count_parts(k, cut->length), others = k->tasks - cut->whole;
+    const int64_t parts = divide_tiles(k, cut->length), others = k->tasks - cut->whole;
     const pace *pace = pace_of(k);
     const double alone = k->tile_bytes / pace->tile_us[(k->head_dim - 1) / 64];
     sequence s = {.kinds = 0};
@@ -269,7 +270,7 @@ static fa_decode_cut find_cut(const fa_decode_keys *k, int64_t most, bool takes_
         if (parts < 1) parts = 1;
         if (parts == before) continue;
         before = parts;
-        try_cut(k, 0, (k->tiles + parts - 1) / parts, &best);
+        try_cut(k, 0, divide_tiles(k, parts), &best);
         for (int n = 0; n < LAST_TRIED && parts < most; n++)
             try_cut(k, 0, (int64_t)ceil((double)k->tiles / ((double)parts + lasts[n])), &best);
     }
@@ -279,9 +280,9 @@ static fa_decode_cut find_cut(const fa_decode_keys *k, int64_t most, bool takes_
         const int64_t filling = SLOTS * m / (k->tasks - whole),
                       filled = filling < MOST_FILLING ? filling : MOST_FILLING;
         for (int64_t parts = 2; parts <= MOST_PARTS_OF_OTHERS && parts <= most; parts++)
-            try_cut(k, whole, (k->tiles + parts - 1) / parts, &best);
+            try_cut(k, whole, divide_tiles(k, parts), &best);
         if (filled > MOST_PARTS_OF_OTHERS && filled <= most)
-            try_cut(k, whole, (k->tiles + filled - 1) / filled, &best);
+            try_cut(k, whole, divide_tiles(k, filled), &best);
     }
     return best;
 }

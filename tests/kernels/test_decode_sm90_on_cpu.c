@@ -252,10 +252,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     clean &= is_mixed(m.number, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
-    if (clean && same) return FA_OK;
-    snprintf(message, size, "%s",
-             clean ? "a second run left other bits" : "memory beside the workspace was written");
-    return (fa_status)RANDOM_WRONG;
+    return random_status_of_runs(clean, same, message, size);
 }
 
 /* alone: a single class; RANDOM_ANYTHING: all. Returns the number of problems for this family. */

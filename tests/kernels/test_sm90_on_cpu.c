@@ -186,10 +186,7 @@ static fa_status run_parts_twice(attempt *a, const random_call *call, fa_problem
     clean &= run_parts(a, call, p, true);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
-    if (clean && same) return FA_OK;
-    snprintf(message, size, "%s",
-             clean ? "a second run left other bits" : "memory beside the workspace was written");
-    return (fa_status)RANDOM_WRONG;
+    return random_status_of_runs(clean, same, message, size);
 }
 
 static fa_status run_twice(const attempt *a, const random_call *call, char *message, size_t size)

@@ -156,10 +156,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     clean &= run_plan(&m, &p, &plan);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
-    if (clean && same) return FA_OK;
-    snprintf(message, size, "%s",
-             clean ? "a second run left other bits" : "memory beside the workspace was written");
-    return (fa_status)RANDOM_WRONG;
+    return random_status_of_runs(clean, same, message, size);
 }
 
 /* A NaN in one of a head's keys: the rows that see it are NaN, in whatever part they see it, and no others. */
