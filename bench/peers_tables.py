@@ -12,6 +12,10 @@ TITLES = {"fa2": "FA-2", "cudnn": "cuDNN", "fa3": "FA-3", "fa4": "FA-4", "flex":
 SM80_BAR, ERROR_MARGIN = 1.05, 1.05
 CHARTS = {"": "TFLOP/s by sequence length, each library",
           "-ratio": "flashattn's rate over the best of the other libraries, each cell"}
+SURVEYS = {"survey-forward": "forward", "survey-prompts": "forward: packed prompts, new queries behind cached keys",
+           "survey-few": "forward: few queries, long keys", "survey-options": "forward and backward with options",
+           "survey-decode": "decode", "survey-backward": "backward",
+           "survey-training": "backward: packed sequences, grouped heads, windows"}
 
 
 def is_own(name):
@@ -197,6 +201,19 @@ def summary_table(result):
         rates = span([c["results"]["flashattn"]["tflops"] for c in cells], number)
         ratios = span([c["ratio"] for c in cells], lambda ratio: f"{ratio:.3f}")
         lines.append(f"| {dim} | {'causal' if causal else 'full'} | {rates} | {ratios} |")
+    return "\n".join(lines) + "\n"
+
+
+def surveys_table(results):
+    """A line for each result: our rate over that of the fastest other library, as a mean and at least."""
+    lines = ["| shapes chosen at random | how many | mean | least | below 1 | measured |",
+             "|---|---:|---:|---:|---:|---|"]
+    by_set = {result["set"]: result for result in results}
+    for name, title in SURVEYS.items():
+        if result := by_set.get(name):
+            ratios = [cell["ratio"] for cell in result["cells"] if cell["ratio"]]
+            lines.append(f"| {title} | {len(ratios)} | {geometric(ratios):.3f} | {min(ratios):.3f} | "
+                         f"{sum(ratio < 1 for ratio in ratios)} | {result['date']} |")
     return "\n".join(lines) + "\n"
 
 

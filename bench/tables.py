@@ -7,8 +7,8 @@ A table is between two lines of a document,
 The last word selects the table. For a result of peers_cpu.py it is the beginning of the names of
 its cases. For a result of ladder.py, peers.py, seed.py, decode_step.py, packed_pages.py or train.py it is the name
 of a table (ladder_tables.py, peers_tables.py, peers_peaked_tables.py, and so on). For
-kernels/resources.txt it is a list of entry functions (resource_tables.py). The main table of peers.py
-has a column from peers-<device>-peaked.json. Each rung's header has a line ` * Measured`, from
+kernels/resources.txt it is a list of entry functions (resource_tables.py). All surveys together have
+one table. The main table of peers.py has a column from peers-<device>-peaked.json. Each rung's header has a line ` * Measured`, from
 bench/results/ladder-h200.json.
 
 Without arguments, tables and lines are rewritten. With --check nothing is written, and the exit code
@@ -27,7 +27,7 @@ from decode_step_tables import decode_step_table  # noqa: E402
 from ladder_tables import headers, ladder_table  # noqa: E402
 from pages_tables import pages_table  # noqa: E402
 from peers_peaked_tables import peaked_table  # noqa: E402
-from peers_tables import peers_table  # noqa: E402
+from peers_tables import peers_table, surveys_table  # noqa: E402
 from resource_tables import resources_table  # noqa: E402
 from seed_tables import seed_table  # noqa: E402
 from source_hash import ROOT, cuda_hash, ladder_hash, source_hash  # noqa: E402
@@ -36,6 +36,7 @@ from train_tables import train_table  # noqa: E402
 DOCUMENTS = ("README.md", "docs/**/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "ladder/README.md")
 TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n)(.*?)(<!-- end of table -->)", re.S)
 LADDER = re.compile(r"bench/results/ladder-\S+\.json")
+SURVEYS = "bench/results/peers-h200-survey-*.json"
 PEERS = re.compile(r"bench/results/peers-\S+\.json")
 PEAKED = re.compile(r"bench/results/peers-\S+-peaked\.json")
 MAIN = re.compile(r"(bench/results/peers-\w+)\.json")
@@ -78,6 +79,8 @@ def cpu_table(result, prefix):
 def table(name, which):
     if name == RESOURCES:
         return resources_table((ROOT / name).read_text(), which)
+    if name == SURVEYS:
+        return surveys_table([json.loads(path.read_text()) for path in ROOT.glob(SURVEYS)])
     result = load(name)
     if LADDER.fullmatch(name):
         return ladder_table(result, which)
