@@ -679,6 +679,12 @@ static void draw_lengths(problem *p, const random_settings *settings, int64_t *r
  * Options
  * ---------------------------------------------------------------------------------------------- */
 
+/* A window's bound that hides nothing: -1, or mostly a number near 2^63, to which no position can be added. */
+static int64_t draw_no_bound(const problem *p)
+{
+    return p->number / 16 % 4 == 0 ? -1 : INT64_MAX - (int64_t)(p->number / 64 % 2 * 1000);
+}
+
 static void draw_position_masks(problem *p, const random_settings *settings)
 {
     fa_options *o = &p->in.options;
@@ -694,8 +700,9 @@ static void draw_position_masks(problem *p, const random_settings *settings)
     }
     if (once_in(p, 4) || forced == 3) {
         o->flags |= FA_WINDOW;
-        o->window_left = once_in(p, 4) ? -1 : between(p, 0, p->n_k);
-        o->window_right = once_in(p, 4) ? -1 : between(p, 0, once_in(p, 2) ? 3 : p->n_k);
+        o->window_left = once_in(p, 4) ? draw_no_bound(p) : between(p, 0, p->n_k);
+        o->window_right =
+            once_in(p, 4) ? draw_no_bound(p) : between(p, 0, once_in(p, 2) ? 3 : p->n_k);
         say(p, " window=%lld,%lld", (long long)o->window_left, (long long)o->window_right);
     }
     if (settings->unseen_keys) {

@@ -42,7 +42,7 @@ int fa_cuda_count_splits(const fa_problem *p, int64_t tasks, int64_t room)
     const int64_t wanted = p->causal ? 6 * room : full ? tasks : 4 * room;
     if (tasks == 0 || p->batch_invariant) return 1;
     int64_t splits = 1;
-    for (int64_t i = 2; i <= group / 2 && tasks * splits < wanted; i++)
+    for (int64_t i = 2; i <= group / 2 && i <= FA_CUDA_MOST_SPLITS && tasks * splits < wanted; i++)
         if (group % i == 0) splits = i;
     return (int)splits;
 }

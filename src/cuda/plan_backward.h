@@ -21,6 +21,9 @@ typedef struct fa_cuda_planning {
     size_t size;
 } fa_cuda_planning;
 
+/* Query heads that share a key/value head are split among at most so many blocks: a group may have millions of heads. */
+enum { FA_CUDA_MOST_SPLITS = 1024 };
+
 /* How many blocks, or clusters, share the `tasks` tiles of keys, each with some of the query heads that share a key/value head.
  * room: how many run at once.
  * Under a causal mask the first keys are seen by twice as many queries as the average, which six

@@ -309,7 +309,7 @@ static shares choose_shares(const fa_problem *p, const fa_cuda_device *device, c
     }
     const seen s = count_seen(p, v);
     *least = shares_us(p, device, v, &s, best);
-    for (int of_heads = 1; of_heads <= group; of_heads++) {
+    for (int of_heads = 1; of_heads <= group && of_heads <= FA_CUDA_MOST_SPLITS; of_heads++) {
         if (group % of_heads) continue;
         for (int parts = 1; parts <= (is_packed(p) ? 1 : MOST_PARTS); parts++) {
             const int64_t splits = (int64_t)of_heads * parts, blocks = tasks * splits;

@@ -539,7 +539,7 @@ static bool can_be_uneven(const fa_variant *v) { return !v->joined; }
 static bool is_undivided(const fa_problem *p)
 {
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
-    for (int64_t i = 2; i <= group / 2; i++)
+    for (int64_t i = 2; i <= group / 2 && i <= FA_CUDA_MOST_SPLITS; i++)
         if (group % i == 0) return false;
     return group > 1;
 }
@@ -601,7 +601,7 @@ static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
-    for (int64_t splits = 2; splits <= group; splits++) {
+    for (int64_t splits = 2; splits <= group && splits <= FA_CUDA_MOST_SPLITS; splits++) {
         const bool above_half = 2 * splits > group + 1;
         if ((group % splits && !can_be_uneven(v)) || (above_half && tasks * splits > most))
             continue;

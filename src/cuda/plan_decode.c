@@ -668,7 +668,7 @@ static bool find_cut_of_lengths(const keys_to_cut *k, const fa_variant *v, cut *
 {
     enum { LEAST_BYTES = 75 << 20, ROUND_PERCENT = 288, MOST_TILES = 16, MANY_TASKS = 120 };
     const int64_t tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys));
-    if (k->tasks * k->keys * k->key_bytes < LEAST_BYTES) return false;
+    if ((double)(k->tasks * k->keys) * (double)k->key_bytes < LEAST_BYTES) return false;
     int64_t length = k->tasks * tiles / (ROUND_PERCENT * k->multiprocessors / 100) + 1;
     int64_t parts = fa_cuda_count_tiles(tiles, length);
     if (parts > FEW_PARTS) parts = (parts + FEW_PARTS / 2) / FEW_PARTS * FEW_PARTS;

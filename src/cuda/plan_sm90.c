@@ -96,9 +96,10 @@ static bool has_short_rows(const fa_problem *p)
 }
 
 /* Rows times keys of a head that the variant computes without a mask. */
-static int64_t count_padded_pairs(const fa_problem *p, const fa_variant *v)
+static double count_padded_pairs(const fa_problem *p, const fa_variant *v)
 {
-    return count_tiles(p, v) * count_queries(v) * fa_cuda_count_tiles(p->n_k, v->keys) * v->keys;
+    return (double)(count_tiles(p, v) * count_queries(v)) *
+           (double)(fa_cuda_count_tiles(p->n_k, v->keys) * v->keys);
 }
 
 /* At head dims 65 to 96 smaller query tiles have larger key tiles. They are better but in short rows, and where they compute

@@ -620,6 +620,14 @@ static void test_query_tiles(void)
         const bool fewer = FA_SM90_QUERIES(fa_variants[plan.launches[0].variant].consumers) == 128;
         CHECK(fewer == cases[i].fewer, "case %zu: %s", i, name_of(&plan));
     }
+
+    /* Rows that are whole tiles in any case, and so long that 107 times their pairs are above 2^63. */
+    const fa_problem usual = make_mapped(1, 3072, 96, 96),
+                     huge = make_mapped(1, (int64_t)3072 * 97000, 96, 96);
+    const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &usual, &devices[H200]),
+                       other = plan_by(&fa_cuda_forward_sm90, &huge, &devices[H200]);
+    CHECK(plan.launches[0].variant == other.launches[0].variant, "%s, with huge rows %s",
+          name_of(&plan), name_of(&other));
 }
 
 /* Causal pairs balance the work of blocks, unless a narrow window leaves all query tiles the same work. */

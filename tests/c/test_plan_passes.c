@@ -1525,6 +1525,20 @@ static void test_order(void)
               "case %zu: pairs %d, %d tiles", i, l->counts_pairs, (int)l->tiles_ahead);
     }
 
+    /* Each query head of a long group has its own blocks, unless sums of dk and dv would take more than 2 GB. */
+    for (int64_t batch = 1; batch <= 6; batch++) {
+        p = make_half_backward(batch, 64, 8192);
+        p.heads_kv = 8;
+        p.causal = p.deterministic = true;
+        const size_t own = workspace_of(&p);
+        plan = plan_apart(&p);
+        CHECK(find_sm90(&plan)->splits == (batch <= 3 ? 8 : 1), "batch %lld: %d splits",
+              (long long)batch, find_sm90(&plan)->splits);
+        p.deterministic = false;
+        CHECK(own < workspace_of(&p) + (size_t)2100000000, "batch %lld: %zu bytes",
+              (long long)batch, own);
+    }
+
     /* One key tile needs no order, except that a batch item's bits are those of one kernel. */
     p = make_half_backward(1, 32, 128);
     p.deterministic = true;
