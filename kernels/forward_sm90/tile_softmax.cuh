@@ -107,9 +107,8 @@ FA_DEVICE exponent_units find_masked_exponents(const pipeline *pipe, const fa_at
 
 /* The same for a plain tile. */
 FA_DEVICE exponent_units find_plain_exponents(const pipeline *pipe, const fa_attention_params *p,
-                                              consumer_state *c, bool tracked)
+                                              consumer_state *c)
 {
-    (void)tracked;
 #if HAS_SERIES
     return c->series ? series_units(&c->limits) : choose_exponents(pipe, p, c);
 #else
@@ -371,10 +370,10 @@ FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p,
     exponent_units u;
     float sum[2], rescale[2];
     const bool rescaled = tracked && track_max(pipe, p, c, &u, rescale);
-    if (!tracked) u = find_plain_exponents(pipe, p, c, false);
+    if (!tracked) u = find_plain_exponents(pipe, p, c);
     partial_sums sums = {{{0, 0}, {0, 0}}};
 #else
-    const exponent_units u = find_plain_exponents(pipe, p, c, tracked);
+    const exponent_units u = find_plain_exponents(pipe, p, c);
     partial_sums sums = {{{0, 0}, {0, 0}}};
     float sum[2], rescale[2];
     const bool rescaled = tracked && track_max(pipe, c, &u, rescale);
