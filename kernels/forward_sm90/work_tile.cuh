@@ -185,7 +185,6 @@ FA_DEVICE void take_part(int first, int end, work_tile *w)
     const int skipped = min(first, w->key_tiles) * KEYS;
     w->key_tiles = max(tiles, 1);
     w->n_k = tiles > 0 ? min(w->n_k - skipped, tiles * KEYS) : 0;
-    if (w->lo > -UNBOUNDED) w->lo = max(w->lo - skipped, -UNBOUNDED);
 #else
     const int skipped = first * KEYS;
     w->key_tiles = tiles;
@@ -193,6 +192,9 @@ FA_DEVICE void take_part(int first, int end, work_tile *w)
 #endif
     w->first_key += skipped;
     if (w->hi < UNBOUNDED) w->hi = max(w->hi - skipped, -UNBOUNDED);
+#if SPLIT
+    if (w->lo > -UNBOUNDED) w->lo = max(w->lo - skipped, -UNBOUNDED);
+#endif
 }
 
 /* A query tile, as by fa_find_tile, if all sequences have the same lengths: without divisions and in 32 bits, because a
