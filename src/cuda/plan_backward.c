@@ -216,6 +216,26 @@ static bool add_dsinks(const fa_cuda_planning *x)
     return true;
 }
 
+bool fa_cuda_refuse_gradients(const fa_problem *p, char *why, size_t size)
+{
+    const struct {
+        const char *name;
+        const fa_view *view;
+    } tensors[] = {{"dout", &p->dout},
+                   {"gradients.dq", &p->dq},
+                   {"gradients.dk", &p->dk},
+                   {"gradients.dv", &p->dv}};
+    for (int i = 0; i < 4; i++) {
+        const fa_view *v = tensors[i].view;
+        if (!v->data || v->dtype == p->q.dtype) continue;
+        fa_cuda_say(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(v->dtype));
+        return true;
+    }
+    if (!p->block_table) return false;
+    fa_cuda_say(why, size, "block_table is given");
+    return true;
+}
+
 bool fa_cuda_refuse_wide_backward(const fa_problem *p, char *why, size_t size)
 {
     const int widest = fa_variants[FA_LAST_backward_dq_simt].head_dim;

@@ -81,6 +81,9 @@ bool fa_cuda_add_dbias_clear(const fa_cuda_planning *planning, fa_cuda_dbias dbi
 bool fa_cuda_add_dbias_round(const fa_cuda_planning *planning, fa_cuda_dbias dbias,
                              size_t sums_offset);
 
+/* What no kernel for tensor cores does: gradients of another type than the queries, and pages. */
+bool fa_cuda_refuse_gradients(const fa_problem *problem, char *why, size_t size);
+
 /* Backward keeps sums of the gradients of queries and keys in registers: head dims above 512 have no variant. */
 bool fa_cuda_refuse_wide_backward(const fa_problem *problem, char *why, size_t size);
 

@@ -165,31 +165,6 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 
 /* ---- What can be done ------------------------------------------------------------------------ */
 
-static bool refuse_gradient_dtypes(const fa_problem *p, char *why, size_t size)
-{
-    const struct {
-        const char *name;
-        const fa_view *view;
-    } tensors[] = {{"dout", &p->dout},
-                   {"gradients.dq", &p->dq},
-                   {"gradients.dk", &p->dk},
-                   {"gradients.dv", &p->dv}};
-    for (int i = 0; i < 4; i++) {
-        const fa_view *v = tensors[i].view;
-        if (!v->data || v->dtype == p->q.dtype) continue;
-        fa_cuda_say(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(v->dtype));
-        return true;
-    }
-    return false;
-}
-
-static bool refuse_pages(const fa_problem *p, char *why, size_t size)
-{
-    if (!p->block_table) return false;
-    fa_cuda_say(why, size, "block_table is given");
-    return true;
-}
-
 static bool refuse_head_dims(const fa_problem *p, int64_t widest, char *why, size_t size)
 {
     if (p->d <= widest && p->d_v <= widest) return false;
@@ -1079,9 +1054,8 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     const fa_cuda_planning x = {p, device, plan, why, size};
     fa_cuda_backward_sm90_launch own;
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_gradient_dtypes(p, why, size) || refuse_pages(p, why, size) ||
-        refuse_head_dims(p, 256, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
-        fa_cuda_refuse_block_strides(p, why, size))
+        fa_cuda_refuse_gradients(p, why, size) || refuse_head_dims(p, 256, why, size) ||
+        fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = find_variant(p, device, plan->family);
     map_tensors(p, find_block_keys(v), own.maps);
