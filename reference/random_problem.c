@@ -847,7 +847,7 @@ static void draw_options(problem *p, const random_settings *settings)
     if (p->pass != RANDOM_COMBINE) o->precision = settings->precision;
     o->threads = settings->threads ? settings->threads : (int32_t)between(p, 1, 3);
     if (p->checks_exactness) {
-        draw_peaked_options(p);
+        if (p->pass != RANDOM_COMBINE) draw_peaked_options(p);
         return;
     }
     if (once_in(p, 8)) o->flags |= FA_DETERMINISTIC;
