@@ -115,6 +115,19 @@ static void draw_call(call *c)
     }
 }
 
+static fa_status make_problem(const call *c, fa_pass pass, fa_problem *p)
+{
+    const fa_arguments a = {.pass = pass,
+                            .device = FA_DEVICE_CUDA,
+                            .dry_run = true,
+                            .q = &c->q,
+                            .k = &c->k,
+                            .v = &c->v,
+                            .out = &c->out,
+                            .options = &c->options};
+    return fa_problem_make(&a, p);
+}
+
 static const char *text_of(const fa_problem *p)
 {
     static char text[256];
@@ -147,27 +160,52 @@ static void check_plan(const fa_problem *p, const fa_cuda_plan *plan)
     }
 }
 
+/* A window's bound is no bound if it hides nothing: kernels may add positions and a diagonal to any other one. */
+static void test_windows(void)
+{
+    const int64_t far = (int64_t)1 << 62, half = far / 2;
+    const struct {
+        int64_t diagonal, left, right, kept_left, kept_right;
+    } cases[] = {
+        {0, INT64_MAX, INT64_MAX, -1, -1},
+        {0, half, 5, -1, 5},
+        {0, half - 1, half - 1, half - 1, half - 1},
+        {far, far, far, far, -1}, /* the diagonal is beyond all keys: the left bound counts */
+        {far, INT64_MAX, 0, -1, 0},
+        {-far, far, far, -1, far},
+        {-far, 0, INT64_MAX, 0, -1},
+        {7, -1, -1, -1, -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static call c;
+        fa_problem p;
+        memset(&c, 0, sizeof c);
+        c.q = c.k = c.v = c.out = fa_bshd(NULL, FA_FLOAT16, 1, 64, 1, 64);
+        c.options = (fa_options){.size = sizeof c.options,
+                                 .flags = FA_WINDOW | FA_DIAGONAL,
+                                 .diagonal = cases[i].diagonal,
+                                 .window_left = cases[i].left,
+                                 .window_right = cases[i].right};
+        const fa_status status = make_problem(&c, FA_PASS_FORWARD, &p);
+        CHECK(status == FA_OK && p.window_left == cases[i].kept_left &&
+                  p.window_right == cases[i].kept_right,
+              "case %zu: %lld, %lld", i, (long long)p.window_left, (long long)p.window_right);
+    }
+}
+
 int main(void)
 {
     static const fa_pass passes[] = {FA_PASS_FORWARD, FA_PASS_BACKWARD, FA_PASS_DECODE,
                                      FA_PASS_WEIGHTS};
     int planned = 0;
     test_begin();
+    test_windows();
     for (int i = 0; i < PROBLEMS; i++) {
         static call c;
         static fa_cuda_plan plan;
         char why[320];
         fa_problem p;
         draw_call(&c);
-        const fa_arguments a = {.pass = passes[i % 4],
-                                .device = FA_DEVICE_CUDA,
-                                .dry_run = true,
-                                .q = &c.q,
-                                .k = &c.k,
-                                .v = &c.v,
-                                .out = &c.out,
-                                .options = &c.options};
-        if (fa_problem_make(&a, &p) != FA_OK) continue;
+        if (make_problem(&c, passes[i % 4], &p) != FA_OK) continue;
         for (int device = 0; device < DEVICES; device++) {
             if (!fa_cuda_plan_make(&p, &devices[device], NULL, &plan, why, sizeof why)) continue;
             check_plan(&p, &plan);
