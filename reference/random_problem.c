@@ -696,6 +696,9 @@ static void draw_position_masks(problem *p, const random_settings *settings)
     if (once_in(p, 6) || forced == 2) {
         o->flags |= FA_DIAGONAL;
         o->diagonal = between(p, -p->n_q - 3, p->n_k + 3);
+        if (p->number % 2)
+            o->diagonal =
+                p->number / 2 % 2 ? ((int64_t)1 << 62) - p->n_k : -((int64_t)1 << 62) + p->n_q;
         say(p, " diagonal=%lld", (long long)o->diagonal);
     }
     if (once_in(p, 4) || forced == 3) {
