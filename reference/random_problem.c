@@ -679,6 +679,9 @@ static void draw_lengths(problem *p, const random_settings *settings, int64_t *r
  * Options
  * ---------------------------------------------------------------------------------------------- */
 
+/* The farthest legal diagonal: all keys are on one side of it. */
+#define FAR_DIAGONAL ((int64_t)1 << 62)
+
 /* A window's bound that hides nothing: -1, or mostly a number near 2^63, to which no position can be added. */
 static int64_t draw_no_bound(const problem *p)
 {
@@ -696,9 +699,7 @@ static void draw_position_masks(problem *p, const random_settings *settings)
     if (once_in(p, 6) || forced == 2) {
         o->flags |= FA_DIAGONAL;
         o->diagonal = between(p, -p->n_q - 3, p->n_k + 3);
-        if (p->number % 2)
-            o->diagonal =
-                p->number / 2 % 2 ? ((int64_t)1 << 62) - p->n_k : -((int64_t)1 << 62) + p->n_q;
+        if (p->number % 8 == 3) o->diagonal = o->diagonal < 0 ? -FAR_DIAGONAL : FAR_DIAGONAL;
         say(p, " diagonal=%lld", (long long)o->diagonal);
     }
     if (once_in(p, 4) || forced == 3) {
@@ -869,7 +870,9 @@ static void draw_options(problem *p, const random_settings *settings)
         o->softcap = (float)uniform(p, 0.5, 30);
         say(p, " softcap=%g", (double)o->softcap);
     }
-    if (weighs_otherwise(p, settings, 6)) {
+    /* Distances from a far diagonal are so large that ALiBi leaves no bit of the scores. */
+    const bool far = o->diagonal == FAR_DIAGONAL || o->diagonal == -FAR_DIAGONAL;
+    if (weighs_otherwise(p, settings, 6) && !far) {
         bool each = once_in(p, 2);
         int64_t stride = each ? p->heads_q + between(p, 0, 3) : 0;
         o->alibi_slopes = make_random_floats(p, "alibi_slopes", p->heads_q + stride * p->batch, 0,
