@@ -204,11 +204,16 @@ static bool is_ordered(const fa_problem *p)
 /* The kernels for the widest head dims have their own tiles and threads. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 
+/* Whether no key is hidden by its position. */
+static bool sees_all(const fa_problem *p)
+{
+    return !p->causal && p->window_left < 0 && p->window_right < 0;
+}
+
 /* Whether there is no mask, all sequences have the same lengths, and a key head has one query head. */
 static bool is_full(const fa_problem *p)
 {
-    return !p->causal && p->window_left < 0 && p->window_right < 0 && !fa_cuda_has_own_lengths(p) &&
-           p->heads_q == p->heads_kv;
+    return sees_all(p) && !fa_cuda_has_own_lengths(p) && p->heads_q == p->heads_kv;
 }
 
 /* Whether query heads share keys. */
@@ -216,6 +221,14 @@ static bool has_groups(const fa_problem *p) { return p->heads_q != p->heads_kv; 
 
 /* Whether a key is seen by queries of a limited distance. */
 static bool has_window(const fa_problem *p) { return p->window_left >= 0; }
+
+static bool is_packed(const fa_problem *p) { return p->cu_seqlens_q && p->cu_seqlens_k; }
+
+/* The most queries of a sequence. */
+static int64_t count_sequence_rows(const fa_problem *p)
+{
+    return p->cu_seqlens_q && p->max_q < p->rows_q ? p->max_q : p->rows_q;
+}
 
 /* Whether it takes those for head dim 64. */
 static bool is_narrow(const fa_problem *p) { return p->d <= 64 && p->d_v <= 64; }
@@ -529,7 +542,10 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
 }
 
 /* Whether each query head of a group has its own blocks where sums have one order: in long causal rows at head dims of 65 to
- * 128. Such blocks ascend and hardly wait, and sums of dK and dV cost little beside them. (H200, head dim 128, rate over that
+ * 128. Such blocks ascend and hardly wait, and sums of dK and dV cost little beside them. Also without a mask, in up to two
+ * rounds of whole groups: the more heads there are, the fewer blocks of a head begin one after the other (rate over that of
+ * any order, before and with it: head dim 64, 16/2, n 8k 0.85, 0.94, 12/4, n 6,729 0.93, 1.04 to 1.1; 128, 16/2, n 4,665 0.96,
+ * 1.04 to 1.08; 96, 20/5, n 6,000 0.935, 0.945; 3.9 rounds, 64, 2 x 4k, 32/8 0.95, 0.92). (Causal: H200, head dim 128, rate over that
  * of any order, whole groups that round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.90, 0.97, n 16k 0.88, 0.98; 64/8, n
  * 8k 0.88, 0.957; 24/3, 3 x 6,376 0.93, 1.01; 8/1, 2 x 11,986 0.73, 0.95; 32/8, n 8k 0.963, 0.948, n 16k 0.95, 0.964, n 32k
  * 0.955, 0.984; 16/4, n 16k 0.92, 0.964; 16/2, 2 x 16k 0.87, 0.967; 24/8, n 12,000 0.94, 0.90. Head dim 96, 32/8, n 16k 0.974,
@@ -540,10 +556,11 @@ static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t take
         bytes = 2.0 * (double)(p->batch * p->heads_q) * (double)p->rows_k * 128 * sizeof(float);
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   tiles = count_key_tiles(p);
-    if (!is_ordered(p) || bytes > most_bytes || !fa_cuda_shrinks(p) || is_narrow(p) || p->d > 128 ||
-        p->d_v > 128 || p->batch_invariant || find_options(p) || fa_cuda_has_own_lengths(p) ||
-        has_few_undivided(p, tasks, takers))
+    if (!is_ordered(p) || bytes > most_bytes || p->d > 128 || p->d_v > 128 || p->batch_invariant ||
+        find_options(p) || fa_cuda_has_own_lengths(p))
         return false;
+    if (sees_all(p)) return group > 1 && tiles > 32 && tasks <= 2 * takers;
+    if (!fa_cuda_shrinks(p) || is_narrow(p) || has_few_undivided(p, tasks, takers)) return false;
     if (!is_above_96(p)) return group >= 7 && tiles >= 40 && tiles < 96;
     return group >= 4 && tiles >= (group >= 7 ? 40 : 96);
 }
@@ -553,8 +570,18 @@ static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t take
 static bool has_modelled_order(const fa_problem *p, const fa_variant *v, int64_t tasks,
                                int64_t takers)
 {
-    const bool full = !p->causal && !has_window(p) && p->window_right < 0;
-    return is_wide(v) || has_few_undivided(p, tasks, takers) || full;
+    return is_wide(v) || has_few_undivided(p, tasks, takers) || sees_all(p);
+}
+
+/* Whether blocks of packed sequences are so short that query heads share keys, although that leaves few rounds of blocks (H200, one order,
+ * rate over that of halves of a group: 190 sequences of 200 rows, 4/1 heads of 96 1.31, 167 of 340 1.20; 50 of 550, 8/2 of 128 1.10; 79 of 330, 4/1 of 64 1.11, 44 of
+ * 390, 8/2 1.11; but 52 of up to 3,936, 4/1 0.88, 58 of up to 2,198, 8/1 0.89). */
+static bool has_short_blocks(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                             int64_t takers)
+{
+    const int64_t tiles = fa_cuda_count_tiles(count_sequence_rows(p), FA_BACKWARD_SM90_QUERIES);
+    return is_packed(p) && !is_wide(v) && fa_cuda_shrinks(p) &&
+           tiles * p->heads_q <= 128 * p->heads_kv && 10 * tasks >= 19 * takers;
 }
 
 /* Blocks among which the query heads of a group are split. With 90 shapes of 20 to 670 key tiles and groups of 2 to 8 heads (H200),
@@ -571,6 +598,7 @@ static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
     const double least_gain = 0.97;
     if (v->rounding) return 1; /* has_last_shares */
     if (!is_wide(v) && splits_whole_groups(p, tasks, takers)) return (int)group;
+    if (!p->batch_invariant && !p->bias.data && has_short_blocks(p, v, tasks, takers)) return 1;
     /* With a bias there may be a dbias, of which fa_workspace_size does not know. */
     if (tasks == 0 || p->batch_invariant || p->bias.data || fa_cuda_has_own_lengths(p) ||
         (is_ordered(p) && !has_modelled_order(p, v, tasks, takers)))
@@ -684,14 +712,6 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, keys);
     fa_cuda_map_view(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, keys);
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
-}
-
-static bool is_packed(const fa_problem *p) { return p->cu_seqlens_q && p->cu_seqlens_k; }
-
-/* The most queries of a sequence. */
-static int64_t count_sequence_rows(const fa_problem *p)
-{
-    return p->cu_seqlens_q && p->max_q < p->rows_q ? p->max_q : p->rows_q;
 }
 
 /* The most key tiles of a sequence. Of packed ones the queries say it, which have as many rows or nearly so. */
@@ -894,10 +914,16 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
 
 /* Whether two tiles of dQ are counted together. In long rows that is faster, in shorter ones blocks wait longer for each other
  * (head dim 64, rate over that of sums in any order, without and with: n 4k full 0.96, 0.98, n 3,200 0.943, 0.992, n 2,700
- * 0.945, 0.976; causal n 2k 0.97, 0.90, n 16k 0.96, 1.00; a window of 1,024 keys 0.92, 0.84). */
-static bool counts_pairs(const fa_problem *p, int64_t q_tiles)
+ * 0.945, 0.976; causal n 2k 0.97, 0.90, n 16k 0.96, 1.00; a window of 1,024 keys 0.92, 0.84). Of packed sequences, blocks of
+ * few key heads follow each other closely (causal, without and with: 72 of 1,250 rows, 2 heads 1.006, 0.896; 434 of 760, 2
+ * heads 0.944, 0.870; 109 of 1,240, 4 heads 0.934, 0.907; 5 of 1,800, 64/16 0.930, 0.962; 41 of 1,060, 32/8 0.971, 0.995; 58 of
+ * up to 6,640, 8/1 0.853, 0.902). */
+static bool counts_pairs(const fa_problem *p)
 {
-    return q_tiles >= (fa_cuda_shrinks(p) ? 128 : 44) && p->window_left < 0;
+    const int64_t tiles = fa_cuda_count_tiles(count_sequence_rows(p), FA_BACKWARD_SM90_QUERIES);
+    if (has_window(p)) return false;
+    if (is_packed(p)) return tiles >= 96 || (p->heads_kv >= 8 && p->rows_q >= 1000 * p->batch);
+    return tiles >= (fa_cuda_shrinks(p) ? 128 : 44);
 }
 
 /* The order also makes an item's sums independent of the batch. tiles_ahead: for 8 query tiles' time a persistent block describes
@@ -914,7 +940,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
         own->ordered ? v->ordered : own->left.groups == 1 && runs_first_ahead(p, main, device, own);
     own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
     own->ascending_together = count_ascending_together(p, main, device);
-    own->counts_pairs = own->ordered && counts_pairs(p, prepare->tiles);
+    own->counts_pairs = own->ordered && counts_pairs(p);
     own->tiles_ahead = own->heads_ascending > 0 ? 4 : 8;
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
