@@ -22,9 +22,14 @@
 #include "forward_sm90/scheduler.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "forward_sm90/stage.cuh"
-#include "forward_sm90/store.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
+#if ROUNDED
+#include "forward_sm90/recompute.cuh"
+#include "forward_tf32_sm90/store.cuh"
+#else
+#include "forward_sm90/store.cuh"
+#endif
 
 /* The max may exceed a row's base by this many powers of two before outputs are rescaled. A largest
  * weight that is not a power of two is rounded, which matters in peaked rows. */
@@ -36,6 +41,9 @@ typedef struct softmax_state {
     float top[2];     /* the max over the block's keys of the next tile */
     float rescale[2]; /* the factor of the outputs of the tiles before it */
     uint32_t number;  /* of the next tile whose weights are exchanged, through all work tiles */
+#if ROUNDED
+    float value_unit;
+#endif
 } softmax_state;
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
@@ -207,28 +215,91 @@ FA_DEVICE void add_peer_sums(const pipeline *pipe, int number, row_state *rows, 
     for (int r = 0; r < 2; r++) rows->sum[r] = threadIdx.x % 4 == 0 ? rows->sum[r] + of_peer[r] : 0;
 }
 
-FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
+/* ---- Rounded numbers ------------------------------------------------------------------------- */
+
+#if ROUNDED
+
+/* The largest weight of a row is near 2^HEADROOM: with less, its logit is so large that the rounded base differs from it. */
+#define LEAST_SUM (MAX_WEIGHT / 2)
+
+/* Scores get the units of the work tile's queries and keys by the scale. It is neither 0 nor infinite, because a hidden score
+ * is -infinity and others may be 0; NaN stays NaN. */
+FA_DEVICE void apply_units(const fa_attention_params *p, const fa_sm90_params *s,
+                           const work_tile *w, tile_limits *limits, softmax_state *state)
 {
-    float out[OUTPUTS], s[FRAGMENT_KEYS / 2];
+    const fa_tile *t = &w->query_tile;
+    const int64_t query_head = t->batch * p->heads_q + t->head,
+                  key_head = p->batch * p->heads_q + t->batch * p->heads_kv + t->head_kv,
+                  value_head = key_head + p->batch * p->heads_kv;
+    const float *units = s->split.out;
+    const float scale = limits->scale * units[query_head] * units[key_head];
+    limits->scale = scale < 0x1p-126f ? 0x1p-126f : scale > 0x1p127f ? 0x1p127f : scale;
+    state->value_unit = units[value_head];
+}
+
+/* Gives outputs their unit. Returns whether rows of the warp must be recomputed, because they are not finite, or their weights
+ * were rounded away. If only the sum shows that, it becomes NaN, and so do the results. */
+FA_DEVICE bool finish_rows(const work_tile *w, softmax_state *state, float *out, int consumer)
+{
+    float seen[2] = {0, 0}, sum[2];
+    bool found = false;
+#pragma unroll
+    for (int i = 0; i < OUTPUTS; i++) {
+        out[i] *= state->value_unit;
+        seen[i / 2 % 2] += out[i] * 0.0f;
+    }
+    find_sums(&state->rows, sum);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const bool wrong = state->rows.base[r] != NO_KEY_SEEN &&
+                           !(sum[r] >= LEAST_SUM && sum[r] < INFINITY);
+        if (wrong) state->rows.sum[r] = NAN;
+        found |= (wrong || seen[r] != 0.0f) && row_of(consumer, r) < w->queries;
+    }
+    return __any_sync(0xffffffff, found);
+}
+
+#endif
+
+FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s,
+                       int consumer)
+{
+    float out[OUTPUTS], scores[FRAGMENT_KEYS / 2];
     uint32_t weights[FRAGMENT_KEYS / 4];
     softmax_state state = {.number = 0};
     tile_limits limits;
     cursor at = {.number = -1};
+#if ROUNDED
+    bool recompute = false;
+#endif
     int leader = threadIdx.x % 32 == 0;
     __asm__ volatile("" : "+r"(leader));
     for (next_work_tile(pipe, consumer, &at); at.key_tiles; next_work_tile(pipe, consumer, &at)) {
         start_work_tile(pipe, &at, consumer, &limits, &state);
-        find_first_scores(pipe, &at, s, leader, consumer);
-        find_max(pipe, &at, &limits, 0, s, &state, leader, consumer);
-        weigh_tile(pipe, &limits, s, weights, &state, consumer);
+#if ROUNDED
+        apply_units(p, s, queue_entry(pipe, at.number), &limits, &state);
+#endif
+        find_first_scores(pipe, &at, scores, leader, consumer);
+        find_max(pipe, &at, &limits, 0, scores, &state, leader, consumer);
+        weigh_tile(pipe, &limits, scores, weights, &state, consumer);
         for (; at.tile + 1 < at.key_tiles; at.tile++)
-            do_tile(pipe, &at, &limits, s, out, weights, &state, leader, consumer);
+            do_tile(pipe, &at, &limits, scores, out, weights, &state, leader, consumer);
         send_sums(pipe, &state, leader, consumer);
         do_last_tile(pipe, &at, out, weights, &state, leader, consumer);
         add_peer_sums(pipe, at.number, &state.rows, consumer);
+#if ROUNDED
+        recompute |= finish_rows(queue_entry(pipe, at.number), &state, out, consumer);
+        store_outputs(p, s, queue_entry(pipe, at.number), &state.rows, out, consumer);
+#else
         (void)store_outputs(p, queue_entry(pipe, at.number), NULL, &state.rows, out, consumer);
+#endif
         release_work_tile(pipe, at.number);
     }
+#if ROUNDED
+    if (recompute) recompute_rows(pipe, p, s, consumer);
+#else
+    (void)s;
+#endif
 }
 
 #endif

@@ -55,7 +55,7 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
         else if (threadIdx.x < 32 * (WARP_SCHEDULER + 1)) schedule(&pipe, &p, &s);
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
-        consume(&pipe, &p, warp_uniform(threadIdx.x / WARPGROUP - 1));
+        consume(&pipe, &p, &s, warp_uniform(threadIdx.x / WARPGROUP - 1));
     }
     ptx_cluster_sync(); /* the peer may still send something here */
 }

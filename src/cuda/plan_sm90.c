@@ -590,6 +590,14 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     return true;
 }
 
+bool fa_cuda_add_rounded(const fa_problem *halves, const fa_cuda_device *device, fa_cuda_plan *plan,
+                         char *why, size_t size)
+{
+    return !refuse_sizes(halves, why, size) &&
+           plan_any(halves, FA_FIRST_forward_tf32_rounded, FA_END_forward_tf32_rounded, 0, false,
+                    device, plan, why, size);
+}
+
 /* The largest head dims for which other kernels of forward_sm90 are much faster. */
 enum { NARROW = 96 };
 

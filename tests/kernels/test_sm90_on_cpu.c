@@ -22,6 +22,7 @@
 #include "caller_memory.h"
 #include "check.h"
 #include "cuda/family.h"
+#include "cuda/plan_rounded.h"
 #include "cuda/plan_sm90.h"
 #include "cuda/plan_split_float32.h"
 #include "float32_on_cpu.h"
@@ -89,6 +90,12 @@ typedef struct attempt {
     parameters parameters;
 } attempt;
 
+/* The launch that computes attention: others round its inputs, or merge its results. */
+static const fa_cuda_plan_launch *main_launch(const attempt *a)
+{
+    return &a->plan.launches[a->plan.family == &fa_cuda_forward_tf32_rounded ? 2 : 0];
+}
+
 /* All orders and delays, with all numbers of blocks, for each focus. */
 static void vary(cuda_run *run, const attempt *a, bool otherwise)
 {
@@ -99,7 +106,7 @@ static void vary(cuda_run *run, const attempt *a, bool otherwise)
     run->backwards = varied & 1;
     run->late_copies = varied & 2;
     run->late_products = varied & 4;
-    const fa_cuda_plan_launch *l = &a->plan.launches[0];
+    const fa_cuda_plan_launch *l = main_launch(a);
     const unsigned cluster = cuda_cluster_size(run), clusters = l->grid / cluster;
     const unsigned many = MAX_BLOCKS / cluster;
     run->grid = (clusters < few ? clusters : few) * cluster;
@@ -139,7 +146,20 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
     cuda_run_kernel(&run);
 }
 
-/* The two launches of split keys. False if memory outside the workspace was written. */
+/* The second parameter of launch i of split keys, or of inputs that are rounded. */
+static void make_more(const attempt *a, const fa_problem *p, int i, fa_sm90_params *more)
+{
+    fa_cuda_fault fault;
+    const fa_cuda_plan_launch *l = &a->plan.launches[i];
+    const bool rounded = a->plan.family == &fa_cuda_forward_tf32_rounded;
+    if (i == 1 && !rounded) fa_cuda_merge_float32_params(p, l, more);
+    else
+        CHECK((rounded ? fa_cuda_rounded_params : fa_cuda_split_float32_params)(
+                  p, l, hopper_encode_map, more, &fault),
+              "no map: %s", fault.text);
+}
+
+/* The launches of split keys, or of inputs that are rounded. False if memory outside the workspace was written. */
 static bool run_parts(attempt *a, const random_call *call, fa_problem *p, bool otherwise)
 {
     ref_buffers memory = *call->buffers;
@@ -147,14 +167,10 @@ static bool run_parts(attempt *a, const random_call *call, fa_problem *p, bool o
     for (int i = 0; i < a->plan.count; i++) {
         char name[160];
         parameters both;
-        fa_cuda_fault fault;
         const fa_cuda_plan_launch *l = &a->plan.launches[i];
         memset(&both, POISON, sizeof both);
         fa_cuda_set_params(p, l, &both.attention);
-        if (i == 1) fa_cuda_merge_float32_params(p, l, &both.more);
-        else
-            CHECK(fa_cuda_split_float32_params(p, l, hopper_encode_map, &both.more, &fault),
-                  "no map: %s", fault.text);
+        make_more(a, p, i, &both.more);
         cuda_run run = {.name = name,
                         .kernel = kernels[l->variant],
                         .memory = &memory,
@@ -165,8 +181,8 @@ static bool run_parts(attempt *a, const random_call *call, fa_problem *p, bool o
                         .grid = l->grid,
                         .threads = l->threads,
                         .smem_bytes = l->smem_bytes};
-        if (i == 0) vary(&run, a, otherwise);
-        if (i == 0 && otherwise) slow_down(&run, a->number);
+        if (l == main_launch(a)) vary(&run, a, otherwise);
+        if (l == main_launch(a) && otherwise) slow_down(&run, a->number);
         snprintf(name, sizeof name, "number %lld: %s, %d parts of %d tiles, %d whole, %u blocks",
                  (long long)a->number, fa_variants[l->variant].name, (int)l->sm90.split.parts,
                  (int)l->sm90.split.part_tiles, (int)l->sm90.split.first_task[0], run.grid);
@@ -251,6 +267,7 @@ static bool plan_parts(const fa_cuda_family *family, const fa_cuda_device *devic
 {
     fa_cuda_plan_begin(device, family, &a->plan);
     if (!family->plan(p, device, &a->plan, why, size)) return false;
+    if (family == &fa_cuda_forward_tf32_rounded) return true;
     const fa_sm90_split *split = &a->plan.launches[0].sm90.split;
     const int64_t part_tiles = a->number / 3 % 4, tiles = split->part_tiles * split->parts;
     const int64_t work_tiles = a->plan.launches[0].tasks, whole = a->number / 2 % 3;
@@ -282,7 +299,7 @@ static bool wants(void *context, const random_call *call)
     /* attend gives the reason. */
     if (make_forward(call, &p, message, sizeof message) != FA_OK) return true;
     return plan_call(&p, &a, NULL, 0) && !takes_long(&p) &&
-           runs[a.plan.launches[0].variant] < max_runs && sample_takes(&p, &a.plan, other_options);
+           runs[main_launch(&a)->variant] < max_runs && sample_takes(&p, &a.plan, other_options);
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -293,7 +310,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     const fa_status status = make_forward(call, &p, message, size);
     if (status != FA_OK) return status;
     if (!plan_call(&p, &a, message, size)) return FA_ERROR_UNSUPPORTED;
-    const fa_cuda_plan_launch *l = &a.plan.launches[0];
+    const fa_cuda_plan_launch *l = main_launch(&a);
     if (l->tasks == 0) return FA_OK;
     if (!kernels[l->variant]) {
         snprintf(message, size, "no kernel %s", fa_variants[l->variant].name);
@@ -301,7 +318,8 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     }
     runs[l->variant]++;
     if (a.plan.count > 1) {
-        runs[a.plan.launches[1].variant]++;
+        for (int i = 0; i < a.plan.count; i++)
+            if (&a.plan.launches[i] != l) runs[a.plan.launches[i].variant]++;
         return run_parts_twice(&a, call, &p, message, size);
     }
     a.plan.launches[0].fewest_queries = fewest_queries;
