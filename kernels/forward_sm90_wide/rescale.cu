@@ -12,7 +12,7 @@ FA_DEVICE float find_scale(float largest)
     return __uint_as_float((uint32_t)exponent << 23);
 }
 
-FA_KERNEL __launch_bounds__(THREADS)
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     forward_sm90_rescale(const __grid_constant__ fa_attention_params p,
                          const __grid_constant__ fa_sm90_params s)
 {

@@ -4,7 +4,7 @@
  */
 #include "forward_sm90_wide/round.cuh"
 
-FA_KERNEL __launch_bounds__(THREADS)
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     forward_sm90_round(const __grid_constant__ fa_attention_params p,
                        const __grid_constant__ fa_sm90_params s)
 {

@@ -16,6 +16,7 @@
 
 enum {
     THREADS = FA_SM90_ROUND_THREADS,
+    BLOCKS = 4, /* of a multiprocessor */
     WARPS = THREADS / 32,
     TILE = FA_SM90_ROUND_ROWS,
     QUADS = 4,   /* of a lane: 512 columns */
@@ -52,10 +53,13 @@ FA_DEVICE rounded_head find_head(const fa_attention_params *p, const fa_sm90_par
     const fa_sm90_rounded_sizes sizes = find_sizes(p);
     int which = 0;
     fa_sm90_rounded of = fa_sm90_find_rounded(&sizes, 0);
-    for (; which < 2; of = fa_sm90_find_rounded(&sizes, ++which)) {
+#pragma unroll
+    for (int i = 1; i < 3; i++) {
         const int64_t all = of.heads * (each ? each : of.tiles);
         if (n < all) break;
         n -= all;
+        which = i;
+        of = fa_sm90_find_rounded(&sizes, i);
     }
     const int64_t parts = each ? each : of.tiles, head = fa_divide(n, parts),
                   heads = which == 0 ? p->heads_q : p->heads_kv;
