@@ -267,8 +267,25 @@ VARIANT(forward_sm90_merge_float32, .file = "forward_sm90/merge_float32",
         .kernel = "forward_sm90_merge_float32", .architecture = 90)
 END(forward_merge, float32_sm90)
 
-/* forward_sm90_wide for float32 inputs whose products may be rounded to tf32, rounded to float16 by the two launches before. */
+/* forward_sm90 and forward_sm90_wide for float32 inputs whose products may be rounded to tf32, rounded to float16 by the two
+ * launches before. */
 FAMILY(forward, tf32_rounded)
+VARIANT(forward_tf32_rounded_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90",
+        .architecture = 90, .element = FA_ELEMENT_FLOAT16, .rounded = 1, .head_dim = 64,
+        .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2, .keys = 128, .stages = 4,
+        .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 1)
+VARIANT(forward_tf32_rounded_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90",
+        .architecture = 90, .element = FA_ELEMENT_FLOAT16, .rounded = 1, .head_dim = 128,
+        .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2, .keys = 128, .stages = 2,
+        .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 1)
+VARIANT(forward_tf32_rounded_d192, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90",
+        .architecture = 90, .element = FA_ELEMENT_FLOAT16, .rounded = 1, .head_dim = 192,
+        .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2, .keys = 96, .stages = 2,
+        .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
+VARIANT(forward_tf32_rounded_d256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90",
+        .architecture = 90, .element = FA_ELEMENT_FLOAT16, .rounded = 1, .head_dim = 256,
+        .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2, .keys = 80, .stages = 2,
+        .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 VARIANT(forward_tf32_rounded_d320, .file = "forward_sm90_wide/forward_sm90_wide",
         .kernel = "forward_sm90_wide", .architecture = 90, .element = FA_ELEMENT_FLOAT16,
         .rounded = 1, .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2,

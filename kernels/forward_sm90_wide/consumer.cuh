@@ -26,7 +26,7 @@
 #include "ptx/wgmma.cuh"
 #if ROUNDED
 #include "forward_sm90/recompute.cuh"
-#include "forward_tf32_sm90/store.cuh"
+#include "forward_sm90/rounded.cuh"
 #else
 #include "forward_sm90/store.cuh"
 #endif
@@ -215,52 +215,6 @@ FA_DEVICE void add_peer_sums(const pipeline *pipe, int number, row_state *rows, 
     for (int r = 0; r < 2; r++) rows->sum[r] = threadIdx.x % 4 == 0 ? rows->sum[r] + of_peer[r] : 0;
 }
 
-/* ---- Rounded numbers ------------------------------------------------------------------------- */
-
-#if ROUNDED
-
-/* The largest weight of a row is near 2^HEADROOM: with less, its logit is so large that the rounded base differs from it. */
-#define LEAST_SUM (MAX_WEIGHT / 2)
-
-/* Scores get the units of the work tile's queries and keys by the scale. It is neither 0 nor infinite, because a hidden score
- * is -infinity and others may be 0; NaN stays NaN. */
-FA_DEVICE void apply_units(const fa_attention_params *p, const fa_sm90_params *s,
-                           const work_tile *w, tile_limits *limits, softmax_state *state)
-{
-    const fa_tile *t = &w->query_tile;
-    const int64_t query_head = t->batch * p->heads_q + t->head,
-                  key_head = p->batch * p->heads_q + t->batch * p->heads_kv + t->head_kv,
-                  value_head = key_head + p->batch * p->heads_kv;
-    const float *units = s->split.out;
-    const float scale = limits->scale * units[query_head] * units[key_head];
-    limits->scale = scale < 0x1p-126f ? 0x1p-126f : scale > 0x1p127f ? 0x1p127f : scale;
-    state->value_unit = units[value_head];
-}
-
-/* Gives outputs their unit. Returns whether rows of the warp must be recomputed, because they are not finite, or their weights
- * were rounded away. If only the sum shows that, it becomes NaN, and so do the results. */
-FA_DEVICE bool finish_rows(const work_tile *w, softmax_state *state, float *out, int consumer)
-{
-    float seen[2] = {0, 0}, sum[2];
-    bool found = false;
-#pragma unroll
-    for (int i = 0; i < OUTPUTS; i++) {
-        out[i] *= state->value_unit;
-        seen[i / 2 % 2] += out[i] * 0.0f;
-    }
-    find_sums(&state->rows, sum);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const bool wrong = state->rows.base[r] != NO_KEY_SEEN &&
-                           !(sum[r] >= LEAST_SUM && sum[r] < INFINITY);
-        if (wrong) state->rows.sum[r] = NAN;
-        found |= (wrong || seen[r] != 0.0f) && row_of(consumer, r) < w->queries;
-    }
-    return __any_sync(0xffffffff, found);
-}
-
-#endif
-
 FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s,
                        int consumer)
 {
@@ -277,7 +231,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
     for (next_work_tile(pipe, consumer, &at); at.key_tiles; next_work_tile(pipe, consumer, &at)) {
         start_work_tile(pipe, &at, consumer, &limits, &state);
 #if ROUNDED
-        apply_units(p, s, queue_entry(pipe, at.number), &limits, &state);
+        state.value_unit = apply_units(p, s, queue_entry(pipe, at.number), &limits);
 #endif
         find_first_scores(pipe, &at, scores, leader, consumer);
         find_max(pipe, &at, &limits, 0, scores, &state, leader, consumer);
@@ -288,8 +242,8 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
         do_last_tile(pipe, &at, out, weights, &state, leader, consumer);
         add_peer_sums(pipe, at.number, &state.rows, consumer);
 #if ROUNDED
-        recompute |= finish_rows(queue_entry(pipe, at.number), &state, out, consumer);
-        store_outputs(p, s, queue_entry(pipe, at.number), &state.rows, out, consumer);
+        recompute |= store_rounded(p, queue_entry(pipe, at.number), &state.rows, state.value_unit,
+                                   out, consumer);
 #else
         (void)store_outputs(p, queue_entry(pipe, at.number), NULL, &state.rows, out, consumer);
 #endif

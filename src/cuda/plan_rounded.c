@@ -12,13 +12,17 @@
 #include "cuda/parameters.h"
 #include "cuda/plan_sm90.h"
 
-/* Head dims to which tf32's own kernels go. */
-enum { NARROWER = 256 };
-
-/* An H200's, with so many multiprocessors: operations a second of products of float16, and of the other kernels; bytes a second
- * that are rounded, read and written; and the launches that are more. */
-static const double device_multiprocessors = 132, rate = 520e12, other_rate = 135e12,
-                    round_rate = 3.4e12, more_launches = 7e-6;
+/* An H200's rates, with so many multiprocessors: operations a second of products of float16, and of the kernels that round numbers
+ * in each work tile, to a head dim; bytes a second that are rounded, read and written; and the time of launches that are more. */
+static const struct {
+    int head_dim;
+    double rounded, others;
+} rates[] = {{64, 430e12, 280e12},
+             {128, 560e12, 330e12},
+             {256, 620e12, 235e12},
+             {512, 560e12, 135e12}};
+enum { WIDEST = 512 };
+static const double device_multiprocessors = 132, round_rate = 3.4e12, more_launches = 7e-6;
 
 /* ---- The workspace --------------------------------------------------------------------------- */
 
@@ -52,7 +56,7 @@ bool fa_cuda_rounded_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                             fa_cuda_encoder *encode, fa_sm90_params *params, fa_cuda_fault *fault)
 {
     char *workspace = (char *)p->workspace + l->workspace_offset;
-    if (l->cluster > 1) {
+    if (fa_variants[l->variant].rounded) {
         const fa_problem halves = halves_of(p, workspace);
         fa_cuda_plan_launch now = *l;
         now.sm90.maps[0].base = halves.q.data;
@@ -95,7 +99,7 @@ static bool refuse_rounded(const fa_problem *p, char *why, size_t size)
                          : p->block_table           ? "block_table is given"
                          : fa_cuda_sm90_options(p, NULL)
                              ? "an option changes scores or weights, or the scale is not positive"
-                         : p->d <= NARROWER && p->d_v <= NARROWER ? "the head dims are narrow"
+                         : p->d > WIDEST || p->d_v > WIDEST ? "the head dims are too wide"
                          : p->d < 1 || p->d_v < 1 || p->n_k < 1 || p->rows_q < 1 ||
                                  p->batch * p->heads_q < 1
                              ? "there are no queries, keys or columns"
@@ -141,11 +145,16 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
     const double bytes = 6 * heads *
                          ((double)p->rows_q * (double)p->d +
                           share * (double)p->n_k * (double)(p->d + p->d_v));
-    const double pairs =
-        (double)p->rows_q * (double)p->n_k * (p->causal && p->rows_q == p->n_k ? 0.5 : 1);
-    const double work = 2 * heads * pairs * (double)(p->d + p->d_v) / of_device;
+    double keys = (double)p->n_k * (p->causal && p->rows_q == p->n_k ? 0.5 : 1); /* of a query */
+    const int64_t right = p->causal ? 0 : p->window_right;
+    if (p->window_left >= 0 && right >= 0)
+        keys = fmin(keys, (double)p->window_left + (double)right + 1);
+    const double work =
+        2 * heads * (double)p->rows_q * keys * (double)(p->d + p->d_v) / of_device;
     const double rounding = bytes / round_rate + (p->batch_invariant ? 0 : more_launches);
-    return rounding + work / rate > work / other_rate;
+    int of = 0;
+    while (rates[of].head_dim < p->d || rates[of].head_dim < p->d_v) of++;
+    return rounding + work / rates[of].rounded > work / rates[of].others;
 }
 
 const fa_cuda_family fa_cuda_forward_tf32_rounded = {
