@@ -1,7 +1,7 @@
 /*
- * The second launch before forward_sm90_wide of float32 numbers: the unit of each head. If float16 does not have the head's
- * numbers as they are, they are rounded again, times a power of two. If one row is too small beside another for any power, the
- * unit is NaN, and forward_sm90_wide computes what depends on it in float32.
+ * The second launch before forward_sm90_wide of float32 numbers: the unit of each head. If the usual power of two does
+ * not fit its numbers, they are rounded again, times another one. If one row is too small beside another for any power, the unit is
+ * NaN, and forward_sm90_wide computes what depends on it in float32.
  */
 #include "forward_sm90_wide/round.cuh"
 
@@ -17,20 +17,22 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
                          const __grid_constant__ fa_sm90_params s)
 {
     __shared__ row_range of_warp[WARPS];
+    const int blocks = (int)(gridDim.x / (p.batch * (p.heads_q + 2 * p.heads_kv))); /* of a head */
     int64_t part;
-    const rounded_head x = find_head(&p, &s, blockIdx.x, FA_SM90_RESCALE_BLOCKS, &part);
+    const rounded_head x = find_head(&p, &s, blockIdx.x, blocks, &part);
     row_range own = {0.0f, INFINITY};
     ptx_wait_for_grids();
+    ptx_let_next_grid_start();
     for (int64_t tile = threadIdx.x; tile < x.tiles; tile += THREADS) {
         const float2 range = x.ranges[tile];
         const row_range of_tile = {range.x, range.y};
         own = join_ranges(own, of_tile);
     }
     const row_range range = find_range_of_block(of_warp, own);
-    float scale = 1.0f;
+    float scale = USUAL_SCALE;
     if (!fits(range, scale)) {
         scale = find_scale(range.largest);
-        for (int64_t tile = part; tile < x.tiles; tile += FA_SM90_RESCALE_BLOCKS)
+        for (int64_t tile = part; tile < x.tiles; tile += blocks)
             round_tile(&x, tile, scale);
     }
     if (part == 0 && threadIdx.x == 0) *x.unit = fits(range, scale) ? 1.0f / scale : NAN;

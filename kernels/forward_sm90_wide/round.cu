@@ -1,6 +1,6 @@
 /*
- * The first launch before forward_sm90_wide of float32 numbers: rounds them to float16, and finds the range of each tile. Nearly
- * all numbers fit without a power of two; the next launch looks for others. Bound by memory.
+ * The first launch before forward_sm90_wide of float32 numbers: rounds them to float16, times a power of two that
+ * fits nearly all, and finds the range of each tile; the next launch looks for others. Bound by memory.
  */
 #include "forward_sm90_wide/round.cuh"
 
@@ -12,6 +12,6 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     int64_t tile;
     const rounded_head x = find_head(&p, &s, blockIdx.x, 0, &tile);
     ptx_let_next_grid_start();
-    const row_range range = find_range_of_block(of_warp, round_tile(&x, tile, 1.0f));
+    const row_range range = find_range_of_block(of_warp, round_tile(&x, tile, USUAL_SCALE));
     if (threadIdx.x == 0) x.ranges[tile] = make_float2(range.largest, range.smallest);
 }

@@ -23,9 +23,12 @@ enum {
     TOGETHER = 2 /* rows that a warp loads before it uses the first */
 };
 
-/* The range for the largest element of each row: elements have errors of at most 2^-12 of it. */
+/* The range for the largest element of each row. Elements from 2^-14 on are rounded to 11 bits, others to 2^-25. */
 #define LARGEST_ROW 0x1p15f
-#define SMALLEST_ROW 0x1p-13f
+#define SMALLEST_ROW 0x1p-2f
+
+/* The power of two for numbers like those of a standard normal distribution, and for most others. */
+#define USUAL_SCALE 0x1p9f
 
 /* A head of queries, keys or values of a batch item. */
 typedef struct rounded_head {

@@ -19,7 +19,7 @@
 enum {
     FA_SM90_ROUND_ROWS = 64, /* of a tile */
     FA_SM90_ROUND_THREADS = 256,
-    FA_SM90_RESCALE_BLOCKS = 8, /* of a head */
+    FA_SM90_RESCALE_BLOCKS = 8, /* of a head, at most */
     FA_SM90_ROUND_ALIGNMENT = 1024
 };
 

@@ -108,6 +108,15 @@ static bool refuse_rounded(const fa_problem *p, char *why, size_t size)
     return option;
 }
 
+/* Blocks of a head in the second launch: many if there are few heads. Nearly all of them only look at the head's ranges. */
+static int64_t count_rescale_blocks(int64_t heads)
+{
+    const int64_t many = 1024, blocks = many / heads;
+    return blocks < 1                        ? 1
+           : blocks > FA_SM90_RESCALE_BLOCKS ? FA_SM90_RESCALE_BLOCKS
+                                             : blocks;
+}
+
 static bool plan_rounded(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                          char *why, size_t size)
 {
@@ -115,7 +124,7 @@ static bool plan_rounded(const fa_problem *p, const fa_cuda_device *device, fa_c
     const fa_sm90_rounded_sizes sizes = sizes_of(p);
     const fa_sm90_rounded end = fa_sm90_find_rounded(&sizes, 3);
     const int64_t heads = sizes.heads[0] + 2 * sizes.heads[1];
-    const int64_t tiles = end.range - (heads + 1) / 2, rescale = heads * FA_SM90_RESCALE_BLOCKS;
+    const int64_t tiles = end.range - (heads + 1) / 2, rescale = heads * count_rescale_blocks(heads);
     const fa_problem halves = halves_of(p, NULL);
     if (tiles > fa_cuda_grid(tiles) || rescale > fa_cuda_grid(rescale)) {
         fa_cuda_say(why, size, "there are %" PRId64 " tiles", tiles);
@@ -125,7 +134,7 @@ static bool plan_rounded(const fa_problem *p, const fa_cuda_device *device, fa_c
         !add_round(FA_VARIANT_forward_tf32_rounded_rescale, rescale, device, plan, why, size) ||
         !fa_cuda_add_rounded(&halves, device, plan, why, size))
         return false;
-    plan->launches[1].overlaps = true;
+    plan->launches[1].overlaps = plan->launches[2].overlaps = true;
     plan->launches[2].queue = queue_rounded;
     plan->arithmetic = "inputs rounded to float16, float16 products (wgmma), float32 sums";
     plan->workspace_bytes = (size_t)end.offset;
