@@ -23,9 +23,10 @@ enum {
     TOGETHER = 2 /* rows that a warp loads before it uses the first */
 };
 
-/* The range for the largest element of each row. Elements from 2^-14 on are rounded to 11 bits, others to 2^-25. */
+/* The range for the largest element of each row. Elements from 2^-14 on are rounded to 11 bits; others have errors of 2^-25, at most
+ * 2^-15 of their row's largest. A head whose rows differ by more than 2^24 is computed in float32, which takes long. */
 #define LARGEST_ROW 0x1p15f
-#define SMALLEST_ROW 0x1p-2f
+#define SMALLEST_ROW 0x1p-10f
 
 /* The power of two for numbers like those of a standard normal distribution, and for most others. */
 #define USUAL_SCALE 0x1p9f
