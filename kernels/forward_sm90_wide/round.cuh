@@ -29,7 +29,7 @@ enum {
 #define SMALLEST_ROW 0x1p-10f
 
 /* The power of two for numbers like those of a standard normal distribution, and for most others. */
-#define USUAL_SCALE 0x1p9f
+#define USUAL_SCALE 0x1p6f
 
 /* A head of queries, keys or values of a batch item. */
 typedef struct rounded_head {
