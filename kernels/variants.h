@@ -270,10 +270,6 @@ END(forward_merge, float32_sm90)
 /* forward_sm90 and forward_sm90_wide for float32 inputs whose products may be rounded to tf32, rounded to float16 by the two
  * launches before. */
 FAMILY(forward, tf32_rounded)
-VARIANT(forward_tf32_rounded_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90",
-        .architecture = 90, .element = FA_ELEMENT_FLOAT16, .rounded = 1, .head_dim = 64,
-        .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2, .keys = 128, .stages = 4,
-        .q_stages = 4, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 VARIANT(forward_tf32_rounded_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90",
         .architecture = 90, .element = FA_ELEMENT_FLOAT16, .rounded = 1, .head_dim = 128,
         .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2, .keys = 128, .stages = 2,

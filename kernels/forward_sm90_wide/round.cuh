@@ -19,8 +19,8 @@ enum {
     BLOCKS = 4, /* of a multiprocessor */
     WARPS = THREADS / 32,
     TILE = FA_SM90_ROUND_ROWS,
-    QUADS = 4,   /* of a lane: 512 columns */
-    TOGETHER = 2 /* rows that a warp loads before it uses the first */
+    LANE_COLUMNS = 128, /* of a row, of all lanes, four each */
+    QUADS = 8           /* that a lane loads before it uses the first, of one row or of several */
 };
 
 /* The range for the largest element of each row. Elements from 2^-14 on are rounded to 11 bits; others have errors of 2^-25, at most
@@ -114,14 +114,15 @@ FA_DEVICE row_range find_range_of_block(row_range *of_warp, row_range own)
     return all;
 }
 
-/* The lane's columns of a row, zeros behind the last. */
-FA_DEVICE void load_row(const rounded_head *x, int64_t row, float4 at[QUADS])
+/* The lane's columns of a row, of which it has `quads` times four; zeros behind the last. */
+FA_DEVICE void load_row(const rounded_head *x, int64_t row, int quads, float4 *at)
 {
     const char *from = fa_view_row(x->from, x->item, row, x->head);
     const int kind = x->from->vector ? FA_FETCH_FLOAT32 : FA_FETCH_ANY;
 #pragma unroll
-    for (int n = 0; n < QUADS; n++)
-        at[n] = fa_fetch4(from, kind, FA_KERNEL_FLOAT32, 4 * ((int)threadIdx.x % 32 + 32 * n),
+    for (int n = 0; n < quads; n++)
+        at[n] = fa_fetch4(from, kind, FA_KERNEL_FLOAT32,
+                          4 * ((int)threadIdx.x % 32) + LANE_COLUMNS * n,
                           row < x->rows ? x->columns : 0);
 }
 
@@ -131,12 +132,13 @@ FA_DEVICE float larger(float largest, float x)
 }
 
 /* Stores the row's numbers times the scale. Returns its largest element. */
-FA_DEVICE float store_row(const rounded_head *x, int64_t row, const float4 at[QUADS], float scale)
+FA_DEVICE float store_row(const rounded_head *x, int64_t row, int quads, const float4 *at,
+                          float scale)
 {
     float largest = 0;
 #pragma unroll
-    for (int n = 0; n < QUADS; n++) {
-        const int c = 4 * ((int)threadIdx.x % 32 + 32 * n);
+    for (int n = 0; n < quads; n++) {
+        const int c = 4 * ((int)threadIdx.x % 32) + LANE_COLUMNS * n;
         largest = larger(larger(larger(larger(largest, at[n].x), at[n].y), at[n].z), at[n].w);
         if (row >= x->rows || c >= x->pitch) continue;
         *(uint2 *)(x->to + row * x->pitch + c) =
@@ -147,23 +149,32 @@ FA_DEVICE float store_row(const rounded_head *x, int64_t row, const float4 at[QU
 }
 
 /* Rounds a tile's rows, times the scale. Returns the range of the warp's rows. */
-FA_DEVICE row_range round_tile(const rounded_head *x, int64_t tile, float scale)
+FA_DEVICE row_range round_rows(const rounded_head *x, int64_t tile, int quads, float scale)
 {
     const int64_t first = tile * TILE + (int)threadIdx.x / 32;
     row_range range = {0.0f, INFINITY};
 #pragma unroll 1
-    for (int i = 0; i < TILE; i += TOGETHER * WARPS) {
-        float4 at[TOGETHER][QUADS];
+    for (int i = 0; i < TILE; i += QUADS / quads * WARPS) {
+        float4 at[QUADS];
 #pragma unroll
-        for (int n = 0; n < TOGETHER; n++) load_row(x, first + i + n * WARPS, at[n]);
+        for (int n = 0; n < QUADS / quads; n++)
+            load_row(x, first + i + n * WARPS, quads, at + n * quads);
 #pragma unroll
-        for (int n = 0; n < TOGETHER; n++) {
-            const float largest = store_row(x, first + i + n * WARPS, at[n], scale);
+        for (int n = 0; n < QUADS / quads; n++) {
+            const float largest =
+                store_row(x, first + i + n * WARPS, quads, at + n * quads, scale);
             const row_range row = {largest, largest > 0.0f ? largest : INFINITY};
             range = join_ranges(range, row);
         }
     }
     return range;
+}
+
+FA_DEVICE row_range round_tile(const rounded_head *x, int64_t tile, float scale)
+{
+    if (x->columns <= LANE_COLUMNS) return round_rows(x, tile, 1, scale);
+    if (x->columns <= 2 * LANE_COLUMNS) return round_rows(x, tile, 2, scale);
+    return round_rows(x, tile, 4, scale);
 }
 
 #endif

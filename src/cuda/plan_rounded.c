@@ -12,17 +12,16 @@
 #include "cuda/parameters.h"
 #include "cuda/plan_sm90.h"
 
-/* An H200's rates, with so many multiprocessors: operations a second of products of float16, and of the kernels that round numbers
- * in each work tile, to a head dim; bytes a second that are rounded, read and written; and the time of launches that are more. */
+/* An H200's rates, with so many multiprocessors, to a head dim: operations a second of float16's products, and of the kernels that
+ * round numbers in each work tile, in long rows; bytes a second that are rounded, read and written; and the time of launches that
+ * are more. Short rows have less: a work tile takes as long as so many more keys. */
 static const struct {
     int head_dim;
     double rounded, others;
-} rates[] = {{64, 430e12, 280e12},
-             {128, 560e12, 330e12},
-             {256, 620e12, 235e12},
-             {512, 560e12, 135e12}};
-enum { WIDEST = 512 };
-static const double device_multiprocessors = 132, round_rate = 3.4e12, more_launches = 7e-6;
+} rates[] = {{128, 680e12, 350e12}, {192, 750e12, 285e12}, {256, 780e12, 235e12}, {512, 620e12, 140e12}};
+static const double device_multiprocessors = 132, round_rate = 3.2e12, more_launches = 8e-6,
+                    more_keys = 270, others_keys = 150;
+enum { NARROWEST = 65, NARROW = 256, WIDEST = 512 };
 
 /* ---- The workspace --------------------------------------------------------------------------- */
 
@@ -99,7 +98,8 @@ static bool refuse_rounded(const fa_problem *p, char *why, size_t size)
                          : p->block_table           ? "block_table is given"
                          : fa_cuda_sm90_options(p, NULL)
                              ? "an option changes scores or weights, or the scale is not positive"
-                         : p->d > WIDEST || p->d_v > WIDEST ? "the head dims are too wide"
+                         : p->d < NARROWEST && p->d_v < NARROWEST ? "the head dims are narrow"
+                         : p->d > WIDEST || p->d_v > WIDEST       ? "the head dims are wide"
                          : p->d < 1 || p->d_v < 1 || p->n_k < 1 || p->rows_q < 1 ||
                                  p->batch * p->heads_q < 1
                              ? "there are no queries, keys or columns"
@@ -142,6 +142,17 @@ static bool plan_rounded(const fa_problem *p, const fa_cuda_device *device, fa_c
     return true;
 }
 
+/* How much longer products take because work tiles leave multiprocessors idle: fewer than there are, or, where all are equally long
+ * and the keys are not split, in the last round. */
+static double slowness_of_tiles(const fa_problem *p, const fa_cuda_device *device, bool rounds)
+{
+    const int64_t cluster = p->d > NARROW || p->d_v > NARROW ? 2 : 1,
+                  blocks = device->multiprocessors / cluster,
+                  tiles = p->batch * p->heads_q * fa_cuda_count_tiles(p->rows_q, 128);
+    if (p->batch_invariant || (tiles > blocks && !rounds)) return 1;
+    return (double)(fa_cuda_count_tiles(tiles, blocks) * blocks) / (double)tiles;
+}
+
 /* Whether rounding, which takes time for each row, saves less than its products take. Under FA_BATCH_INVARIANT only the numbers of
  * an item and head decide. */
 static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
@@ -158,12 +169,14 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
     const int64_t right = p->causal ? 0 : p->window_right;
     if (p->window_left >= 0 && right >= 0)
         keys = fmin(keys, (double)p->window_left + (double)right + 1);
-    const double work =
-        2 * heads * (double)p->rows_q * keys * (double)(p->d + p->d_v) / of_device;
+    const double work = 2 * heads * (double)p->rows_q * (double)(p->d + p->d_v) / of_device;
     const double rounding = bytes / round_rate + (p->batch_invariant ? 0 : more_launches);
     int of = 0;
     while (rates[of].head_dim < p->d || rates[of].head_dim < p->d_v) of++;
-    return rounding + work / rates[of].rounded > work / rates[of].others;
+    const double products = work * (keys + more_keys) / rates[of].rounded,
+                 others = work * (keys + others_keys) / rates[of].others;
+    return rounding + products * slowness_of_tiles(p, device, !p->causal) >
+           others * slowness_of_tiles(p, device, false);
 }
 
 const fa_cuda_family fa_cuda_forward_tf32_rounded = {
