@@ -20,8 +20,8 @@ static const struct {
     double rounded, others;
 } rates[] = {{128, 680e12, 350e12}, {192, 750e12, 285e12}, {256, 780e12, 235e12}, {512, 620e12, 140e12}};
 static const double device_multiprocessors = 132, round_rate = 3.2e12, more_launches = 8e-6,
-                    more_keys = 270, others_keys = 150;
-enum { NARROWEST = 65, NARROW = 256, WIDEST = 512 };
+                    more_keys = 270, others_keys = 150, least_gain = 1.03; /* the model is not exact */
+enum { NARROWEST = 65, NARROW = 256, WIDEST = 512, LEAST_KEYS = 256 /* with fewer little is won */ };
 
 /* ---- The workspace --------------------------------------------------------------------------- */
 
@@ -158,7 +158,7 @@ static double slowness_of_tiles(const fa_problem *p, const fa_cuda_device *devic
 static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)why, (void)size;
-    if (refuse_rounded(p, NULL, 0)) return true;
+    if (refuse_rounded(p, NULL, 0) || p->n_k < LEAST_KEYS) return true;
     const double of_device = device->multiprocessors / device_multiprocessors;
     const double heads = p->batch_invariant ? 1 : (double)(p->batch * p->heads_q),
                  share = (double)p->heads_kv / (double)p->heads_q; /* heads of keys */
@@ -175,7 +175,7 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
     while (rates[of].head_dim < p->d || rates[of].head_dim < p->d_v) of++;
     const double products = work * (keys + more_keys) / rates[of].rounded,
                  others = work * (keys + others_keys) / rates[of].others;
-    return rounding + products * slowness_of_tiles(p, device, !p->causal) >
+    return least_gain * (rounding + products * slowness_of_tiles(p, device, !p->causal)) >
            others * slowness_of_tiles(p, device, false);
 }
 
