@@ -180,8 +180,8 @@ FA_DEVICE void store_work_tile(const pipeline *pipe, const fa_attention_params *
                                consumer_state *c, int number, const row_state *rows)
 {
 #if ROUNDED
-    c->recompute |= store_rounded(p, queue_entry(pipe, number), rows, c->value_unit, c->out,
-                                  c->number);
+    c->recompute |=
+        store_rounded(p, queue_entry(pipe, number), rows, c->value_unit, c->out, c->number);
 #else
     c->recompute |=
         store_outputs(p, queue_entry(pipe, number), pipe->out_buffer, rows, c->out, c->number);

@@ -32,8 +32,7 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     float scale = USUAL_SCALE;
     if (!fits(range, scale)) {
         scale = find_scale(range.largest);
-        for (int64_t tile = part; tile < x.tiles; tile += blocks)
-            round_tile(&x, tile, scale);
+        for (int64_t tile = part; tile < x.tiles; tile += blocks) round_tile(&x, tile, scale);
     }
     if (part == 0 && threadIdx.x == 0) *x.unit = fits(range, scale) ? 1.0f / scale : NAN;
 }

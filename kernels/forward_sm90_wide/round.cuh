@@ -121,9 +121,9 @@ FA_DEVICE void load_row(const rounded_head *x, int64_t row, int quads, float4 *a
     const int kind = x->from->vector ? FA_FETCH_FLOAT32 : FA_FETCH_ANY;
 #pragma unroll
     for (int n = 0; n < quads; n++)
-        at[n] = fa_fetch4(from, kind, FA_KERNEL_FLOAT32,
-                          4 * ((int)threadIdx.x % 32) + LANE_COLUMNS * n,
-                          row < x->rows ? x->columns : 0);
+        at[n] =
+            fa_fetch4(from, kind, FA_KERNEL_FLOAT32, 4 * ((int)threadIdx.x % 32) + LANE_COLUMNS * n,
+                      row < x->rows ? x->columns : 0);
 }
 
 FA_DEVICE float larger(float largest, float x)
@@ -161,8 +161,7 @@ FA_DEVICE row_range round_rows(const rounded_head *x, int64_t tile, int quads, f
             load_row(x, first + i + n * WARPS, quads, at + n * quads);
 #pragma unroll
         for (int n = 0; n < QUADS / quads; n++) {
-            const float largest =
-                store_row(x, first + i + n * WARPS, quads, at + n * quads, scale);
+            const float largest = store_row(x, first + i + n * WARPS, quads, at + n * quads, scale);
             const row_range row = {largest, largest > 0.0f ? largest : INFINITY};
             range = join_ranges(range, row);
         }

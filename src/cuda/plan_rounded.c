@@ -18,19 +18,25 @@
 static const struct {
     int head_dim;
     double rounded, others;
-} rates[] = {{128, 680e12, 350e12}, {192, 750e12, 285e12}, {256, 780e12, 235e12}, {512, 620e12, 140e12}};
+} rates[] = {
+    {128, 680e12, 350e12}, {192, 750e12, 285e12}, {256, 780e12, 235e12}, {512, 620e12, 140e12}};
 static const double device_multiprocessors = 132, round_rate = 3.2e12, more_launches = 8e-6,
-                    more_keys = 270, others_keys = 150, least_gain = 1.03; /* the model is not exact */
-enum { NARROWEST = 65, NARROW = 256, WIDEST = 512, LEAST_KEYS = 256 /* with fewer little is won */ };
+                    more_keys = 270, others_keys = 150,
+                    least_gain = 1.03; /* the model is not exact */
+enum {
+    NARROWEST = 65,
+    NARROW = 256,
+    WIDEST = 512,
+    LEAST_KEYS = 256 /* with fewer little is won */
+};
 
 /* ---- The workspace --------------------------------------------------------------------------- */
 
 static fa_sm90_rounded_sizes sizes_of(const fa_problem *p)
 {
     const int64_t q = p->batch * p->heads_q, k = p->batch * p->heads_kv;
-    return (fa_sm90_rounded_sizes){{q, k, k},
-                                   {p->rows_q, p->n_k, p->n_k},
-                                   {(int32_t)p->d, (int32_t)p->d, (int32_t)p->d_v}};
+    return (fa_sm90_rounded_sizes){
+        {q, k, k}, {p->rows_q, p->n_k, p->n_k}, {(int32_t)p->d, (int32_t)p->d, (int32_t)p->d_v}};
 }
 
 /* The rounded numbers as the caller's float16 tensors. */
@@ -42,9 +48,8 @@ static fa_problem halves_of(const fa_problem *p, char *workspace)
     for (int i = 0; i < 3; i++) {
         const fa_sm90_rounded x = fa_sm90_find_rounded(&sizes, i);
         const int64_t head = x.rows * x.pitch, heads = i ? p->heads_kv : p->heads_q;
-        *views[i] = (fa_view){workspace ? workspace + x.offset : NULL,
-                              FA_FLOAT16,
-                              {heads * head, x.pitch, head, 1}};
+        *views[i] = (fa_view){
+            workspace ? workspace + x.offset : NULL, FA_FLOAT16, {heads * head, x.pitch, head, 1}};
     }
     return halves;
 }
@@ -81,9 +86,8 @@ static bool queue_rounded(void *kernel, const fa_cuda_plan *plan, const fa_cuda_
 static bool add_round(int variant, int64_t blocks, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    fa_cuda_plan_launch *l =
-        fa_cuda_plan_add(&fa_variants[variant], FA_SM90_ROUND_THREADS, 0, queue_rounded, device,
-                         plan, why, size);
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(&fa_variants[variant], FA_SM90_ROUND_THREADS, 0,
+                                              queue_rounded, device, plan, why, size);
     if (!l) return false;
     fa_cuda_set_tasks(l, blocks, blocks);
     return true;
@@ -94,16 +98,16 @@ static bool add_round(int variant, int64_t blocks, const fa_cuda_device *device,
 static bool refuse_rounded(const fa_problem *p, char *why, size_t size)
 {
     if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size)) return true;
-    const char *option = fa_cuda_has_own_lengths(p) ? "lengths are on the device"
-                         : p->block_table           ? "block_table is given"
-                         : fa_cuda_sm90_options(p, NULL)
-                             ? "an option changes scores or weights, or the scale is not positive"
-                         : p->d < NARROWEST && p->d_v < NARROWEST ? "the head dims are narrow"
-                         : p->d > WIDEST || p->d_v > WIDEST       ? "the head dims are wide"
-                         : p->d < 1 || p->d_v < 1 || p->n_k < 1 || p->rows_q < 1 ||
-                                 p->batch * p->heads_q < 1
-                             ? "there are no queries, keys or columns"
-                             : NULL;
+    const char *option =
+        fa_cuda_has_own_lengths(p) ? "lengths are on the device"
+        : p->block_table           ? "block_table is given"
+        : fa_cuda_sm90_options(p, NULL)
+            ? "an option changes scores or weights, or the scale is not positive"
+        : p->d < NARROWEST && p->d_v < NARROWEST ? "the head dims are narrow"
+        : p->d > WIDEST || p->d_v > WIDEST       ? "the head dims are wide"
+        : p->d < 1 || p->d_v < 1 || p->n_k < 1 || p->rows_q < 1 || p->batch * p->heads_q < 1
+            ? "there are no queries, keys or columns"
+            : NULL;
     if (option) fa_cuda_say(why, size, "%s: inputs are not rounded first", option);
     return option;
 }
@@ -112,9 +116,7 @@ static bool refuse_rounded(const fa_problem *p, char *why, size_t size)
 static int64_t count_rescale_blocks(int64_t heads)
 {
     const int64_t many = 1024, blocks = many / heads;
-    return blocks < 1                        ? 1
-           : blocks > FA_SM90_RESCALE_BLOCKS ? FA_SM90_RESCALE_BLOCKS
-                                             : blocks;
+    return blocks < 1 ? 1 : blocks > FA_SM90_RESCALE_BLOCKS ? FA_SM90_RESCALE_BLOCKS : blocks;
 }
 
 static bool plan_rounded(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -124,7 +126,8 @@ static bool plan_rounded(const fa_problem *p, const fa_cuda_device *device, fa_c
     const fa_sm90_rounded_sizes sizes = sizes_of(p);
     const fa_sm90_rounded end = fa_sm90_find_rounded(&sizes, 3);
     const int64_t heads = sizes.heads[0] + 2 * sizes.heads[1];
-    const int64_t tiles = end.range - (heads + 1) / 2, rescale = heads * count_rescale_blocks(heads);
+    const int64_t tiles = end.range - (heads + 1) / 2,
+                  rescale = heads * count_rescale_blocks(heads);
     const fa_problem halves = halves_of(p, NULL);
     if (tiles > fa_cuda_grid(tiles) || rescale > fa_cuda_grid(rescale)) {
         fa_cuda_say(why, size, "there are %" PRId64 " tiles", tiles);
@@ -162,9 +165,9 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
     const double of_device = device->multiprocessors / device_multiprocessors;
     const double heads = p->batch_invariant ? 1 : (double)(p->batch * p->heads_q),
                  share = (double)p->heads_kv / (double)p->heads_q; /* heads of keys */
-    const double bytes = 6 * heads *
-                         ((double)p->rows_q * (double)p->d +
-                          share * (double)p->n_k * (double)(p->d + p->d_v));
+    const double bytes =
+        6 * heads *
+        ((double)p->rows_q * (double)p->d + share * (double)p->n_k * (double)(p->d + p->d_v));
     double keys = (double)p->n_k * (p->causal && p->rows_q == p->n_k ? 0.5 : 1); /* of a query */
     const int64_t right = p->causal ? 0 : p->window_right;
     if (p->window_left >= 0 && right >= 0)

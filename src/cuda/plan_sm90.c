@@ -417,7 +417,8 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
     if (p->batch == 0) return false; /* it would read the length of a sequence */
     const int64_t short_row = p->causal && p->d > 128 ? 384 : 256, long_row = 2048;
     const fa_variant *v = &fa_variants[l->variant];
-    if (is_float32(v) || v->rounded || !FA_SM90_HAS_DYNAMIC(v->consumers, v->head_dim)) return false;
+    if (is_float32(v) || v->rounded || !FA_SM90_HAS_DYNAMIC(v->consumers, v->head_dim))
+        return false;
     if (l->cluster > 1 || v->options & (FA_SM90_BIAS | FA_SM90_BY_ROWS) || l->tasks >= INT32_MAX)
         return false;
     if (fa_cuda_has_own_lengths(p)) return p->causal || p->d <= 128 || p->max_q < long_row;

@@ -154,8 +154,8 @@ static void make_more(const attempt *a, const fa_problem *p, int i, fa_sm90_para
     const bool rounded = a->plan.family == &fa_cuda_forward_tf32_rounded;
     if (i == 1 && !rounded) fa_cuda_merge_float32_params(p, l, more);
     else
-        CHECK((rounded ? fa_cuda_rounded_params : fa_cuda_split_float32_params)(
-                  p, l, hopper_encode_map, more, &fault),
+        CHECK((rounded ? fa_cuda_rounded_params
+                       : fa_cuda_split_float32_params)(p, l, hopper_encode_map, more, &fault),
               "no map: %s", fault.text);
 }
 
@@ -464,8 +464,8 @@ static void test_rounding(int64_t d)
         for (int64_t c = 0; c < d; c++) {
             const double v = load(&a.in.v, i, c), last = ldexp(1, ilogb(v) - 10);
             const double error = load(&a.out, i, c) - last * nearbyint(v / last);
-            CHECK(fabs(error) < (d > 256 ? 2e-2 : 1e-3) * last, "row %lld, column %lld: %a of %a", (long long)i,
-                  (long long)c, load(&a.out, i, c), v);
+            CHECK(fabs(error) < (d > 256 ? 2e-2 : 1e-3) * last, "row %lld, column %lld: %a of %a",
+                  (long long)i, (long long)c, load(&a.out, i, c), v);
         }
     attention_free(&a);
 }
@@ -704,8 +704,7 @@ static void test_infinite_sums(fa_precision precision, int64_t d)
     make_aligned(&a, 83, s, FA_FLOAT32);
     for (int64_t i = 0; i < QUERIES; i++)
         ref_store(&a.in.q, 0, i, 0, 0, 0x1p24 * (1 + (double)i / 64));
-    for (int64_t j = 0; j < KEYS; j++)
-        ref_store(&a.in.k, 0, j, 0, 0, j == LARGEST ? 0x1p14 : 0);
+    for (int64_t j = 0; j < KEYS; j++) ref_store(&a.in.k, 0, j, 0, 0, j == LARGEST ? 0x1p14 : 0);
     CHECK(compare_with_cpu(attend, &a, precision, "infinite sums") == 0, "NaN");
     attention_free(&a);
 }
@@ -829,7 +828,10 @@ int main(int argc, char **argv)
     test_begin();
     const bool searching = sample_begin(argc > 1);
     if (argc > 1 && strcmp(argv[1], "float32") == 0) {
-        if (getenv("QUICK") && *getenv("QUICK") == 'p') { test_parts(); return test_end(); }
+        if (getenv("QUICK") && *getenv("QUICK") == 'p') {
+            test_parts();
+            return test_end();
+        }
         test_tf32();
         if (getenv("QUICK")) return test_end();
         test_f16x3();
