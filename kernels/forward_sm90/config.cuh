@@ -129,6 +129,9 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
  * have it. */
 #define DYNAMIC (!HIDES_VALUES && FA_SM90_HAS_DYNAMIC(CONSUMERS, HEAD_DIM))
 
+/* Whether a block takes a task behind a long work tile late (scheduler.cuh). */
+#define TAKES_LATE (DYNAMIC && !SINGLE_TILES)
+
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED (!SPLIT)
 #define ALTERNATES 0 /* without a balanced schedule */
@@ -159,6 +162,8 @@ enum {
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
     QUEUE_ENTRIES = FA_SM90_QUEUE_ENTRIES(HEAD_DIM, VALUE_DIM),
+    WORK_TILES_AHEAD = 4, /* at most so many are described and not yet finished, if the last one is long */
+    LAST_KEY_TILES = 2,   /* of a work tile, whose loads overlap the next one's description */
     TASK_NONE = -1, /* instead of a task: scheduler.cuh */
     TASK_END = -2
 };
