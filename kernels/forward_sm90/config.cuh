@@ -162,9 +162,9 @@ enum {
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
     QUEUE_ENTRIES = FA_SM90_QUEUE_ENTRIES(HEAD_DIM, VALUE_DIM),
-    WORK_TILES_AHEAD = 4, /* at most so many are described and not yet finished, if the last one is long */
+    WORK_TILES_AHEAD = 4, /* that are described and have not ended, at most, if the last is long */
     LAST_KEY_TILES = 2,   /* of a work tile, whose loads overlap the next one's description */
-    TASK_NONE = -1, /* instead of a task: scheduler.cuh */
+    TASK_NONE = -1,       /* instead of a task: scheduler.cuh */
     TASK_END = -2
 };
 

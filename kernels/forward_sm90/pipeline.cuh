@@ -40,7 +40,7 @@ typedef struct shared_state {
     uint64_t k_copied[STAGES], v_copied[STAGES];
 #endif
 #if TAKES_LATE
-    uint64_t nearly_loaded[WORK_TILES_AHEAD]; /* of a work tile all keys but the last ones are requested */
+    uint64_t nearly_loaded[WORK_TILES_AHEAD]; /* all keys but a work tile's last are requested */
 #endif
     uint64_t v_loaded; /* values that the value warp clears in part before it fills the stage */
 #if BALANCED

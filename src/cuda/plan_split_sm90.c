@@ -550,8 +550,7 @@ static double sections_seconds(const fa_problem *p, const shape *s, const work *
                  merging = merging_seconds(s, sections);
     const double each = w->average * s->tile_seconds * (even ? gain_of_whole_sections : 1.0);
     if (fa_cuda_has_own_lengths(p))
-        return s->pace->launch + tiles * (slowness_of_sections * each + s->pace->round) +
-               merging;
+        return s->pace->launch + tiles * (slowness_of_sections * each + s->pace->round) + merging;
     const double parts = (double)sections / (double)(s->tiles * s->heads);
     return all_seconds(s, tiles * (each + s->pace->round)) + merging +
            (parts > MOST_EVEN_PARTS ? parts * seconds_of_part : 0.0);
