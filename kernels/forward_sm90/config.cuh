@@ -140,6 +140,9 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 #define DYNAMIC (!HIDES_VALUES && FA_SM90_HAS_DYNAMIC(CONSUMERS, HEAD_DIM))
 #endif
 
+/* Whether a block takes a task behind a long work tile late (scheduler.cuh). */
+#define TAKES_LATE (DYNAMIC && !SINGLE_TILES)
+
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED (!SPLIT)
 #define ALTERNATES 0 /* without a balanced schedule */
@@ -174,7 +177,9 @@ enum {
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
     QUEUE_ENTRIES = FA_SM90_QUEUE_ENTRIES(HEAD_DIM, VALUE_DIM),
-    TASK_NONE = -1, /* instead of a task: scheduler.cuh */
+    WORK_TILES_AHEAD = 4, /* that are described and have not ended, at most, if the last is long */
+    LAST_KEY_TILES = 2,   /* of a work tile, whose loads overlap the next one's description */
+    TASK_NONE = -1,       /* instead of a task: scheduler.cuh */
     TASK_END = -2
 };
 

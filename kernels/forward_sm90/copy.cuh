@@ -193,6 +193,9 @@ FA_DEVICE void copy_keys_and_values(const pipeline *pipe, const fa_attention_par
             if (at.tile > 0) copy_value_tile(pipe, p, &c, &from, values, at.count - 1);
             values = own;
             acquire_description(pipe, &at);
+#if TAKES_LATE
+            announce_last_keys(pipe, &at, number, threadIdx.x % WARPGROUP == 0);
+#endif
         }
         copy_value_tile(pipe, p, &c, &from, values, at.count - 1);
         release_work_tile(pipe, number);

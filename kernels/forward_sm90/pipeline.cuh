@@ -9,6 +9,7 @@
  *     barriers              stages                          filled by                 released by
  *     entry_full, _empty    QUEUE_ENTRIES work tiles        scheduler warp            producers, all consumers
  *     first_full            the first keys, with sections   scheduler warp            (used once)
+ *     nearly_loaded         work tiles, in turn             query and key warp        (the scheduler waits for it)
  *     q_full, q_empty       Q_STAGES for each consumer      TMA, query and key warp   the consumer
  *     k_full, k_empty       STAGES                          TMA, query and key warp   all consumers
  *     v_full, v_empty       STAGES                          TMA, value warp           all consumers
@@ -38,10 +39,15 @@ typedef struct shared_state {
 #if COPIED
     uint64_t k_copied[STAGES], v_copied[STAGES];
 #endif
+#if TAKES_LATE
+    uint64_t nearly_loaded[WORK_TILES_AHEAD]; /* all keys but a work tile's last are requested */
+#endif
     uint64_t v_loaded; /* values that the value warp clears in part before it fills the stage */
+#if BALANCED
     /* The block's tasks of the balanced schedule, and how many (balance.cuh). */
     int32_t balanced[FA_SM90_MAX_BALANCED_TASKS], balanced_count;
     uint64_t balanced_full;
+#endif
     uint32_t new_max[CONSUMERS][2]; /* counts of tiles that had a new max: consumer.cuh */
 #if SPLIT
     work_tile first; /* with sections: which queries and keys the first work tile has */
@@ -85,8 +91,13 @@ FA_DEVICE void init_barriers(shared_state *state, int queue_readers)
         ptx_mbarrier_init(&state->v_copied[stage], WARPGROUP);
 #endif
     }
+#if TAKES_LATE
+    for (int i = 0; i < WORK_TILES_AHEAD; i++) ptx_mbarrier_init(&state->nearly_loaded[i], 1);
+#endif
     ptx_mbarrier_init(&state->v_loaded, 1);
+#if BALANCED
     ptx_mbarrier_init(&state->balanced_full, 1);
+#endif
 #if SPLIT
     ptx_mbarrier_init(&state->first_full, 1);
 #endif

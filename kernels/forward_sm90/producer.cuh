@@ -72,6 +72,16 @@ FA_DEVICE void acquire_description(const pipeline *pipe, tile_to_load *at)
     if (SPLIT && at->count == 0) at->w = acquire_work_tile(pipe, 0);
 }
 
+#if TAKES_LATE
+/* Tells the scheduler, once for each work tile, that its last key tiles come next. */
+FA_DEVICE void announce_last_keys(const pipeline *pipe, const tile_to_load *at, int number,
+                                  bool leader)
+{
+    if (at->tile != max(at->w->key_tiles - LAST_KEY_TILES, 0)) return;
+    ptx_mbarrier_arrive_if(&pipe->state->nearly_loaded[number % WORK_TILES_AHEAD], leader);
+}
+#endif
+
 /* While the first work tile is being described: the first load would wait for the map. */
 FA_DEVICE void prefetch_map(const fa_sm90_map *map)
 {
@@ -92,6 +102,9 @@ FA_DEVICE void produce_queries_and_keys(const pipeline *pipe, const fa_attention
             for (int c = 0; c < CONSUMERS && at.tile == 0; c++)
                 produce_consumer_queries(pipe, s, at.w, c, number);
             acquire_description(pipe, &at);
+#if TAKES_LATE
+            announce_last_keys(pipe, &at, number, threadIdx.x % 32 == 0);
+#endif
         }
         release_work_tile(pipe, number);
         at.w = acquire_work_tile(pipe, ++number);

@@ -49,7 +49,7 @@ static const pace lengths_pace = {8e-6, 1.5e-6, {550e12, 650e12, 650e12}};
 
 /* Of a launch whose blocks take whole query tiles from a counter: of forward_sm90, and of forward_sm90_split; and how much of the
  * longest tile is left for some blocks at the end. */
-static const double plain_launch = 1e-6, taken_launch = 2e-6, left_at_end = 0.35;
+static const double plain_launch = 1e-6, taken_launch = 2e-6, left_at_end = 0.15;
 
 static const double device_multiprocessors = 132; /* with which the device reaches these rates */
 static const double memory_rate = 4.3e12;         /* bytes a second, of keys and values, */
@@ -141,12 +141,18 @@ static double share_of_one_consumer(const fa_variant *v)
     return v->head_dim <= MIDDLE ? 0.75 : 0.95;
 }
 
+/* The time of a key tile of forward_sm90 at head dims 65 to 96 relative to what the rate of 128 tells: a softmax takes as long there (H200,
+ * us, whole query tiles that heads share and forward_sm90: 55 queries, 1,252 keys, 64 sequences, 24 heads of 8, 80 columns, 117, 152; 112,
+ * 1,805, 64, 32 of 4, 281, 328; in 68 random shapes the choice takes 1.012 times as long as the fastest form; 1.016 without it). */
+static const double slowness_of_96 = 1.15;
+
 static double find_tile_seconds(const fa_variant *v, const pace *pace, bool one_consumer)
 {
     const int rate = v->head_dim <= NARROW ? 0 : v->head_dim <= MIDDLE ? 1 : 2;
     const double products =
         2.0 * FA_SM90_QUERIES(v->consumers) * v->keys * (v->head_dim + v->value_dim);
-    const double seconds = products / (pace->rates[rate] / device_multiprocessors);
+    double seconds = products / (pace->rates[rate] / device_multiprocessors);
+    if (pace == &few_queries.plain && rate == 1 && v->head_dim < MIDDLE) seconds *= slowness_of_96;
     return one_consumer ? seconds * share_of_one_consumer(v) : seconds;
 }
 
@@ -509,10 +515,8 @@ static double count_section_bytes(const shape *s, int64_t sections)
 }
 
 /* The time of a key tile, relative to that without split keys, if lengths are on the device: blocks read the keys of a head at
- * different times, and the L2 cache limits them. Products of wide heads take longer than that (H200, us, head dim 256, 16 heads of
- * 8, pages of 16, sections and whole query tiles: 12 decodes at 2k and 2 prompts of 1k 110, 123; 32 decodes 198, 229; these at 8k
- * with a window of 1k and a chunk of 512 113, 113; 12 of them 65, 74). */
-static double slowness_of_sections(const fa_problem *p) { return p->d > MIDDLE ? 1.0 : 1.1; }
+ * different times, and the L2 cache limits them. */
+static const double slowness_of_sections = 1.1;
 
 /* Sections, without lengths on the device: as many as leave each query tile the same number of whole ones, if that leaves few blocks
  * without any. Then no section has the ends of two tiles, and blocks that read the same keys do so at the same time. More parts of a
@@ -546,8 +550,7 @@ static double sections_seconds(const fa_problem *p, const shape *s, const work *
                  merging = merging_seconds(s, sections);
     const double each = w->average * s->tile_seconds * (even ? gain_of_whole_sections : 1.0);
     if (fa_cuda_has_own_lengths(p))
-        return s->pace->launch + tiles * (slowness_of_sections(p) * each + s->pace->round) +
-               merging;
+        return s->pace->launch + tiles * (slowness_of_sections * each + s->pace->round) + merging;
     const double parts = (double)sections / (double)(s->tiles * s->heads);
     return all_seconds(s, tiles * (each + s->pace->round)) + merging +
            (parts > MOST_EVEN_PARTS ? parts * seconds_of_part : 0.0);

@@ -347,7 +347,10 @@ static void test_lengths(void)
                  {4, 2, 1024, 32768, 64, FA_CUDA_SECTIONS},
                  {2, 1, 2048, 65536, 256, FA_CUDA_SECTIONS},
                  {16, 1, 512, 16384, 128, FA_CUDA_SECTIONS},
-                 {8, 40, 5000, 16384, 128, FA_CUDA_SECTIONS},
+                 {8, 20, 2500, 16384, 128, FA_CUDA_SECTIONS},
+                 {8, 40, 5000, 16384, 128, -1}, /* blocks take work tiles late */
+                 {16, 2, 2900, 3520, 128, FA_CUDA_WHOLE_TILES},
+                 {16, 1, 1881, 1984, 256, FA_CUDA_WHOLE_TILES},
                  {64, 40, 5000, 16384, 128, -1}, /* as many work tiles with one head as with two */
                  {64, 40, 2400, 1024, 256, FA_CUDA_WHOLE_TILES}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -554,25 +557,27 @@ static void test_small_pages(void)
         float softcap;
     } cases[] = {
         {1, 64, 2000, FA_VARIANT_forward_sm90_split_d64_copied_bf16, FA_NO_VARIANT, 0},
-        {3, 104, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT, 0},
-        {16, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT, 0},
-        {24, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_bf16, FA_NO_VARIANT, 0},
-        {64, 128, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_bf16, 0},
+        {3, 104, 2000, FA_VARIANT_forward_sm90_split_d128_copied_overlapped_bf16, FA_NO_VARIANT, 0},
+        {16, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_overlapped_bf16, FA_NO_VARIANT,
+         0},
+        {24, 128, 2000, FA_VARIANT_forward_sm90_split_d128_copied_overlapped_bf16, FA_NO_VARIANT,
+         0},
+        {64, 128, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 0},
         {16, 128, 31, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_bf16, 0},
         {128, 256, 2000, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT, 0},
         {128, 256, 31, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT, 0},
-        {16, 192, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d192_bf16, 0},
-        {16, 96, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d96_bf16, 0},
+        {16, 192, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 0},
+        {16, 96, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 0},
         {1, 192, 2000, FA_VARIANT_forward_sm90_split_d256_copied_bf16, FA_NO_VARIANT, 0},
         {1, 98, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 0}, /* rows are no whole vectors */
         {1, 64, 2000, FA_VARIANT_forward_sm90_split_d64_softcap_copied_bf16, FA_NO_VARIANT, 30},
         {16, 128, 2000, FA_VARIANT_forward_sm90_split_d128_softcap_copied_bf16, FA_NO_VARIANT, 30},
         {16, 128, 31, FA_VARIANT_forward_sm90_split_d128_softcap_copied_bf16, FA_NO_VARIANT, 30},
-        {64, 128, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d128_softcap_bf16, 30},
+        {64, 128, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 30},
         {64, 128, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 300}, /* by kernels with all options */
         {16, 256, 2000, FA_VARIANT_forward_sm90_split_d256_softcap_copied_bf16, FA_NO_VARIANT, 50},
         {1, 192, 2000, FA_VARIANT_forward_sm90_split_d256_softcap_copied_bf16, FA_NO_VARIANT, 30},
-        {16, 192, 2000, FA_NO_VARIANT, FA_VARIANT_forward_sm90_split_d192_softcap_bf16, 30},
+        {16, 192, 2000, FA_NO_VARIANT, FA_NO_VARIANT, 30},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_cuda_plan plan;
