@@ -61,7 +61,7 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
 {
     int last = c->limits.plain_to - 1;
 #if HAS_SERIES
-    if (tracked) c->series_below = allow_series_below(p, &c->limits, &c->rows);
+    if (tracked) allow_series_below(c);
 #endif
     for (;;) {
         release_keys(pipe, c);
@@ -112,13 +112,15 @@ FA_DEVICE float find_first_base(const work_tile *w, int own)
     return NO_KEY_SEEN;
 }
 
-FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
+FA_DEVICE void start_work_tile(const pipeline *pipe, const fa_attention_params *p,
+                               consumer_state *c)
 {
     const work_tile *w = this_work_tile(pipe, c);
     c->limits = find_limits(w, c->number);
 #if HAS_SERIES
-    /* An instruction takes only one uniform register: the assembler must take this number for one that threads do not share. */
-    c->limits.third = ptx_depend_on(c->limits.third, __int_as_float((int)threadIdx.x), c->zero);
+    c->limits.cap = find_softcap(p, w, c->zero);
+#else
+    (void)p;
 #endif
 #pragma unroll
     for (int r = 0; r < 2; r++) c->rows.base[r] = find_first_base(w, row_of(0, r));
@@ -129,7 +131,7 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
 /* The key tiles that this consumer needs. The scores of the first one are complete. */
 FA_DEVICE void do_key_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
-    start_work_tile(pipe, c);
+    start_work_tile(pipe, p, c);
     if (!c->at.needed) skip_first_tile(pipe, c);
     for (c->at.tile = 0; c->at.tile < c->at.needed;) {
         if (c->at.tile >= c->limits.plain_from && c->at.tile < c->limits.plain_to) {

@@ -10,6 +10,7 @@
 #include "forward_sm90/load.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/scheduler.cuh"
+#include "forward_sm90/softcap.cuh"
 #include "forward_sm90/stage.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
@@ -58,9 +59,7 @@ typedef struct tile_limits {
     int plain_to; /* to the last one that the consumer needs */
     float scale;  /* to exponents of 2 */
 #if HAS_SERIES
-    float first, third, fifth; /* of the series that replaces tanh: options.cuh */
-    float end;                 /* the largest score in its range */
-    float least_top;           /* the least largest exponent of a row that may have lower ones */
+    softcap cap;
 #endif
 #if OPTIONS
     int options; /* one word, for a test in each tile costs a warp about 15 cycles */
@@ -81,18 +80,6 @@ FA_DEVICE int find_tile_options(const work_tile *w)
 
 #endif
 
-#if HAS_SERIES
-
-/* The least exponent of a row's largest weight with which the row's lowest weights may be lost: all of those below
- * -SERIES_LOW together are at most 2^-11 of its sum, and the largest is within the series' range. */
-FA_DEVICE float find_least_top(const work_tile *w)
-{
-    const float bits = log2f(fmaxf((float)w->n_k, 1.0f));
-    return fmaxf(bits + 11.0f - SERIES_LOW * w->scale, -SERIES_TOP * w->scale);
-}
-
-#endif
-
 FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
 {
     tile_limits at;
@@ -101,14 +88,6 @@ FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
     at.plain_from = warp_uniform(w->plain_from[consumer]);
     at.plain_to = min(at.unmasked_to, warp_uniform(w->needed[consumer]));
     at.scale = warp_uniform_float(w->scale);
-#if HAS_SERIES
-    const float square = w->inner * w->inner, first = w->scale * w->inner;
-    at.first = warp_uniform_float(SERIES_FIRST * first);
-    at.third = warp_uniform_float(SERIES_THIRD * square * first);
-    at.fifth = warp_uniform_float(SERIES_FIFTH * square * square * first);
-    at.end = warp_uniform_float(SERIES_END / w->inner);
-    at.least_top = warp_uniform_float(find_least_top(w));
-#endif
 #if OPTIONS
     at.options = find_tile_options(w);
     /* A bias makes few weights large: without the running max, the error of a result would be 9% larger. */

@@ -1004,7 +1004,9 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     const shape s = find_shape(p, v, &paces->parts),
                 alone = find_shape(p, &fa_variants[plain.launches[0].variant], &paces->plain);
     const double others = plain_seconds(p, &plain.launches[0]);
-    if (others > gain * shared || average_seconds(&alone, blocks) > gain * whole) return false;
+    if (others > gain * shared) return false;
+    /* A window makes tasks shorter than the longest one, and pairs make those of a causal mask equal. */
+    if (fmin(others, average_seconds(&alone, blocks)) > gain * whole) return false;
     return !few || others <= gain * ideal_seconds(&s, blocks) ||
            others <= gain * choose_length(&s, device).seconds;
 }
