@@ -106,8 +106,34 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 /* Whether warpgroups choose between plain tiles that are tracked and plain tiles that are not (softmax.cuh). */
 #define ADAPTIVE (!TRACKED && !SINGLE_TILES)
 
-/* Whether a series may replace a softcap's tanh (softcap.cuh). */
+/* Whether a series may replace a softcap's tanh (options.cuh). */
 #define HAS_SERIES (OPTIONS == FA_SM90_SOFTCAP)
+
+/* The series' range, tanh at its end, and the coefficients that minimize the largest error in it. */
+#if ELEMENT == FA_ELEMENT_FLOAT16
+#define SERIES_END 0.4f
+#define SERIES_TOP 0.37995f
+#define SERIES_FIRST 0.99997873f
+#define SERIES_THIRD (-0.33224984f)
+#define SERIES_FIFTH 0.11939619f
+#else
+#define SERIES_END 0.6f
+#define SERIES_TOP 0.53705f
+#define SERIES_FIRST 0.99979330f
+#define SERIES_THIRD (-0.32854850f)
+#define SERIES_FIFTH 0.10490422f
+#endif
+#define SERIES_LOW 0.63515f /* tanh(0.75) */
+
+/* The same of the series for kernels that store the log-sum-exp. Its error is 2.8e-6. */
+#define EXACT_END 1.0f
+#define EXACT_TOP 0.76159f
+#define EXACT_FIRST 0.99996847f
+#define EXACT_THIRD (-0.33265823f)
+#define EXACT_FIFTH 0.12922067f
+#define EXACT_SEVENTH (-0.04329986f)
+#define EXACT_NINTH 0.00836589f
+#define EXACT_LOW EXACT_TOP
 
 /* Whether the kernel has the dynamic schedule. Recomputing rows needs to know the block's tasks, so such kernels do not
  * have it. */

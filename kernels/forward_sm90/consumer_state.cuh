@@ -28,9 +28,8 @@ typedef struct consumer_state {
     pending_values values;
     bool recompute; /* rows are to be recomputed */
 #if HAS_SERIES
-    int series; /* that replaces tanh in the warp's plain tiles; NO_SERIES: each tile's scores decide. While the max is tracked, it
-                 * decides too: then this is the one whose range has no lower end that matters, and its upper end: */
-    float series_end;
+    bool series;       /* in the warp's plain tiles, a series replaces tanh */
+    bool series_below; /* while the max is tracked: scores below its range do not matter */
 #endif
 #if BIAS_AHEAD
     uint32_t

@@ -10,7 +10,6 @@
 #include "forward_sm90/load.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/scheduler.cuh"
-#include "forward_sm90/softcap.cuh"
 #include "forward_sm90/stage.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
@@ -59,7 +58,9 @@ typedef struct tile_limits {
     int plain_to; /* to the last one that the consumer needs */
     float scale;  /* to exponents of 2 */
 #if HAS_SERIES
-    softcap cap;
+    float first, third, fifth, seventh, ninth; /* of the series that replaces tanh: options.cuh */
+    float end, top;  /* the largest score in its range, and its exponent */
+    float least_top; /* the least largest exponent of a row that may have lower ones */
 #endif
 #if OPTIONS
     int options; /* one word, for a test in each tile costs a warp about 15 cycles */
@@ -76,6 +77,36 @@ FA_DEVICE int find_tile_options(const work_tile *w)
 #else
     return OPTIONS & (OPTIONS - 1) ? warp_uniform(w->options) : OPTIONS;
 #endif
+}
+
+#endif
+
+#if HAS_SERIES
+
+/* The least exponent of a row's largest weight with which the row's lowest weights may be lost: all of those below
+ * -low together are at most 2^-lost of its sum, and the largest is within the series' range. */
+FA_DEVICE float find_least_top(const work_tile *w, float low, float top, float lost)
+{
+    const float bits = log2f(fmaxf((float)w->n_k, 1.0f));
+    return fmaxf(bits + lost - low * w->scale, -top * w->scale);
+}
+
+/* exact: for a log-sum-exp. */
+FA_DEVICE void find_series(const work_tile *w, bool exact, tile_limits *at)
+{
+    const float most_inner = 1e4f; /* the eighth power of a larger one may overflow */
+    const float square = w->inner * w->inner, first = w->scale * w->inner;
+    const float third = square * first, fifth = square * third, seventh = square * fifth;
+    at->first = warp_uniform_float((exact ? EXACT_FIRST : SERIES_FIRST) * first);
+    at->third = warp_uniform_float((exact ? EXACT_THIRD : SERIES_THIRD) * third);
+    at->fifth = warp_uniform_float((exact ? EXACT_FIFTH : SERIES_FIFTH) * fifth);
+    at->seventh = warp_uniform_float(EXACT_SEVENTH * seventh);
+    at->ninth = warp_uniform_float(EXACT_NINTH * (square * seventh));
+    const float end = (exact ? EXACT_END : SERIES_END) / w->inner;
+    at->end = warp_uniform_float(w->inner < most_inner ? end : -1.0f);
+    at->top = warp_uniform_float((exact ? EXACT_TOP : SERIES_TOP) * w->scale);
+    at->least_top = warp_uniform_float(exact ? find_least_top(w, EXACT_LOW, EXACT_TOP, 20)
+                                             : find_least_top(w, SERIES_LOW, SERIES_TOP, 11));
 }
 
 #endif

@@ -57,7 +57,33 @@ FA_DEVICE float max_absolute_score(const float *s)
     return fmaxf(top[0], top[1]);
 }
 
-#if !HAS_SERIES
+#if HAS_SERIES
+
+/* tanh(x) for twice = 2 log2(e) x, with an error of 3e-7. */
+FA_DEVICE float tanh_by_exponential(float twice)
+{
+    return fmaf(-2.0f, ptx_rcp(ptx_ex2(twice) + 1.0f), 1.0f);
+}
+
+/* tanh of all scores, and of two other ones. If no score exceeds 0.75, a polynomial of degree 11 has an error of 2e-7. Otherwise the
+ * error is 3e-7 of the softcap, which is at most FA_SM90_LARGEST_SOFTCAP. beyond: some score is known to exceed it, or might. */
+FA_DEVICE void cap_scores(float *s, float *two, float inner, bool beyond)
+{
+    const float twice = inner * (2.0f * FA_LOG2E);
+    if (beyond || __any_sync(0xffffffff, !(max_absolute_score(s) * fabsf(inner) <= 0.75f))) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++) s[i] = tanh_by_exponential(s[i] * twice);
+#pragma unroll
+        for (int r = 0; r < 2; r++) two[r] = tanh_by_exponential(two[r] * twice);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = fa_tanh_small(s[i] * inner);
+#pragma unroll
+    for (int r = 0; r < 2; r++) two[r] = fa_tanh_small(two[r] * inner);
+}
+
+#else
 
 /* tanh of all scores. If none exceeds 0.75, a polynomial of degree 11 has an error of 2e-7 and takes half the time of
  * fa_tanh_fast. */
@@ -70,6 +96,59 @@ FA_DEVICE void cap_scores(float *s, float inner)
     }
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) s[i] = fa_tanh_small(s[i] * inner);
+}
+
+#endif
+
+#if HAS_SERIES
+
+/* If scores are small compared with the softcap, tanh is a short series that becomes part of the exponent, because tanh
+ * itself takes as long as the exponentials. The coefficients minimize the largest error for |x| up to SERIES_END: with a
+ * softcap of 30 the error of a weight is 3.5e-5 (float16) or 5e-4 (bfloat16), less than its rounding. Beyond SERIES_END the
+ * error grows. Weights show such scores: a weight larger than that of SERIES_END has a score that is too large, which the
+ * bound of the sums detects. Scores below -SERIES_LOW come out too small. Their weights are too small to matter, unless
+ * the row's largest score is as low. Between the two, weights are too small, in bfloat16 by up to a fifth, in float16 by a quarter
+ * with a softcap of 100: they are far below the row's largest weight (find_least_top).
+ *
+ * Whether all of the warp's scores are in the range of the series: the test for small softcaps, where weights are not
+ * enough to detect this. */
+FA_DEVICE bool are_in_series(const tile_limits *l, const float *s)
+{
+    return !__any_sync(0xffffffff, max_absolute_score(s) > l->end);
+}
+
+/* Whether the warp's rows have such weights that those of scores below the range do not matter (find_least_top). While the max is
+ * tracked, bases do not fall, so this will hold for later tiles. */
+FA_DEVICE bool allow_series_below(const tile_limits *l, const row_state *rows)
+{
+    const float base = fminf(rows->base[0], rows->base[1]);
+    return l->end > 0.0f && !__any_sync(0xffffffff, !(base + HEADROOM >= l->least_top));
+}
+
+/* Scores become exponents of 2. */
+FA_DEVICE void apply_series(float *s, const exponent_units *u, bool exact)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = series_exponent(s[i], u, exact, 0.0f);
+}
+
+/* Whether the warp's rows, whose bases are known, may use the series from now on; sets their bounds to `bound` or
+ * less. At the lower end, weights may be lost if all of them together are at most 2^-11 of the sum. At the upper end
+ * some room is left for later tiles. */
+FA_DEVICE bool allow_series(const tile_limits *l, row_state *rows, float bound)
+{
+    const float end = l->top, least = l->least_top;
+    bool fits = l->end > 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float top = rows->base[r] + HEADROOM;
+        fits = fits && top >= least && top <= 0.85f * end - 1.0f;
+    }
+    fits = !__any_sync(0xffffffff, !fits);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        rows->bound[r] = fits ? fminf(bound, ptx_ex2(end - rows->base[r])) : bound;
+    return fits;
 }
 
 #endif
@@ -212,8 +291,8 @@ FA_DEVICE void apply_score_options(const pipeline *pipe, const fa_attention_para
     const work_tile *w = queue_entry(pipe, at->number);
     (void)p, (void)recomputed;
 #if HAS_SERIES
-    cap_all_scores(s, &limits->cap);
-    u->scale = 1.0f;
+    float none[2] = {0, 0};
+    cap_scores(s, none, w->inner, false);
 #else
     if (limits->options & FA_SM90_SOFTCAP) cap_scores(s, w->inner);
     else if (limits->options & FA_SM90_SCALED) scale_scores(s, w->inner);

@@ -20,7 +20,6 @@
 #include "common/softmax.cuh"
 #include "common/x2.cuh"
 #include "forward_sm90/finish.cuh"
-#include "forward_sm90/softcap.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/convert.cuh"
@@ -57,13 +56,17 @@ typedef struct row_state {
     float rest[2]; /* what rounding has taken from it */
 #endif
 #if HAS_SERIES
-    float bound[2]; /* of a thread's sum of weights in a tile: choose_series */
+    float bound[2]; /* of a thread's sum of weights in a tile: allow_series */
 #endif
 } row_state;
 
-/* A score s of row r means the exponent scale * s - shift[r] of 2. */
+/* A score s of row r means the exponent scale * s - shift[r] of 2. In plain tiles where tanh is a series, it means
+ * (scale + third * s^2 + fifth * s^4) * s. */
 typedef struct exponent_units {
     float scale, shift[2];
+#if HAS_SERIES
+    float third, fifth, seventh, ninth; /* the last two where the series is exact */
+#endif
 } exponent_units;
 
 /* The exponent relative to the base. */
@@ -71,6 +74,18 @@ FA_DEVICE float exponent(float s, const exponent_units *u, float base)
 {
     return fmaf(s, u->scale, -base);
 }
+
+#if HAS_SERIES
+
+/* The same by the series, which grows with the score. */
+FA_DEVICE float series_exponent(float s, const exponent_units *u, bool exact, float base)
+{
+    const float y = s * s;
+    const float fifth = exact ? fmaf(fmaf(u->ninth, y, u->seventh), y, u->fifth) : u->fifth;
+    return fmaf(s, fmaf(fmaf(fifth, y, u->third), y, u->scale), -base);
+}
+
+#endif
 
 /* ---- Max ------------------------------------------------------------------------------------- */
 
@@ -102,32 +117,31 @@ FA_DEVICE float max_of_bits(const float *s, int r)
 FA_DEVICE bool is_negative(float x) { return __float_as_int(x) < 0; }
 
 /* The exponent of `top`, the largest of a thread's scores in row r. */
-FA_DEVICE float max_exponent(float top, int r, const exponent_units *u)
+FA_DEVICE float max_exponent(float top, int r, const exponent_units *u, bool exact)
 {
+    (void)exact;
+#if HAS_SERIES
+    (void)r;
+    return series_exponent(top, u, exact, 0.0f);
+#else
     return fmaf(top, u->scale, -u->shift[r]);
+#endif
 }
 
-/* Raises the bases to this tile's max. top: the exponents of the largest of a thread's scores in each of its rows, which four
+/* Raises the bases to this tile's max. top: the max of a thread's scores in each of its rows, which four
  * lanes share. Sets rescale, by which the outputs so far must be multiplied; sums are multiplied here. A
  * row that has seen no key keeps NO_KEY_SEEN. */
-FA_DEVICE void raise_bases_to(const float *top, row_state *rows, float *rescale)
+FA_DEVICE void raise_bases(const float *top, row_state *rows, float *rescale,
+                           const exponent_units *u, bool exact)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float largest = fa_max_over_lanes(top[r], 4);
+        const float largest = fa_max_over_lanes(max_exponent(top[r], r, u, exact), 4);
         const float base = fmaxf(rows->base[r], largest - HEADROOM);
         rescale[r] = ptx_ex2(rows->base[r] - base);
         rows->base[r] = base;
         rows->sum[r] *= rescale[r];
     }
-}
-
-/* The same from the scores themselves. */
-FA_DEVICE void raise_bases(const float *top, row_state *rows, float *rescale,
-                           const exponent_units *u)
-{
-    const float exponents[2] = {max_exponent(top[0], 0, u), max_exponent(top[1], 1, u)};
-    raise_bases_to(exponents, rows, rescale);
 }
 
 FA_DEVICE void rescale_outputs(float *out, const float *rescale)
@@ -173,20 +187,13 @@ FA_DEVICE void weigh_range(float *s, const row_state *rows, const exponent_units
 
 #if HAS_SERIES
 
-/* The same with a softcap, by a series or without one. */
-FA_DEVICE void weigh_capped_range(float *s, const row_state *rows, const softcap *cap, int series,
-                                  int from, int to, partial_sums *sums)
+/* The same by the series. */
+FA_DEVICE void weigh_range_by_series(float *s, const row_state *rows, const exponent_units *u,
+                                     bool exact, int from, int to, partial_sums *sums)
 {
-    if (series == NO_SERIES) {
 #pragma unroll
-        for (int i = from; i < to; i += 4)
-#pragma unroll
-            for (int r = 0; r < 2; r++) cap_four(s + 2 * (i + r), cap, rows->base[r]);
-    } else {
-#pragma unroll
-        for (int i = 2 * from; i < 2 * to; i++)
-            s[i] = series_exponent(s[i], cap, series, rows->base[i / 2 % 2]);
-    }
+    for (int i = 2 * from; i < 2 * to; i++)
+        s[i] = series_exponent(s[i], u, exact, rows->base[i / 2 % 2]);
     exponentiate(s, from, to, sums);
 }
 

@@ -58,47 +58,68 @@ FA_DEVICE exponent_units find_exponents(const pipeline *pipe, const fa_attention
 
 #if HAS_SERIES
 
-/* The first series in whose range all of the warp's scores are. */
-FA_DEVICE int find_series(const softcap *cap, const float *s)
+/* The exponents that scores mean by the series, and those of scores that have become tanh. */
+FA_DEVICE exponent_units series_units(const tile_limits *l)
 {
-    const float top = max_absolute_score(s);
-    if (!__any_sync(0xffffffff, !(top <= cap->end))) return SHORT_SERIES;
-    return __any_sync(0xffffffff, !(top <= cap->long_end)) ? NO_SERIES : LONG_SERIES;
+    return (exponent_units){.scale = l->first,
+                            .third = l->third,
+                            .fifth = l->fifth,
+                            .seventh = l->seventh,
+                            .ninth = l->ninth};
 }
 
-/* The same for a plain tile whose max is not tracked. */
-FA_DEVICE int find_plain_series(consumer_state *c)
+FA_DEVICE exponent_units tanh_units(const tile_limits *l)
 {
-    if (c->series != NO_SERIES) return c->series;
-    const int series = find_series(&c->limits.cap, c->scores);
-    if (series == NO_SERIES) limit_scores(c->scores, &c->limits.cap);
-    return series;
+    return (exponent_units){.scale = l->scale}; /* other terms are 0 */
 }
 
-/* For a masked tile: scores become exponents. */
-FA_DEVICE exponent_units find_masked_exponents(consumer_state *c)
+/* Whether a masked tile may try the series: in rows of usual logits it fits. (Of a score of -infinity it would be NaN with a
+ * coefficient of 0.) */
+FA_DEVICE bool may_use_series(const tile_limits *l, bool exact)
 {
-    const int series = find_series(&c->limits.cap, c->scores);
-    if (series == NO_SERIES) cap_all_scores(c->scores, &c->limits.cap);
-    else {
-#pragma unroll
-        for (int i = 0; i < KEYS / 2; i++)
-            c->scores[i] = series_exponent(c->scores[i], &c->limits.cap, series, 0.0f);
+    const float usual_top = 6.0f, least_coefficient = 1e-30f;
+    const float last = exact ? l->ninth : l->fifth;
+    return l->end > 0.0f && l->least_top < usual_top && last > least_coefficient;
+}
+
+/* The series if all of the warp's scores are in its range; otherwise they become tanh. */
+FA_DEVICE exponent_units choose_exponents(const pipeline *pipe, consumer_state *c)
+{
+    const float inner = this_work_tile(pipe, c)->inner;
+    float none[2] = {0, 0};
+    if (are_in_series(&c->limits, c->scores)) return series_units(&c->limits);
+    cap_scores(c->scores, none, inner, false);
+    return tanh_units(&c->limits);
+}
+
+/* For a masked tile. Where scores are in the range of the series, they become exponents. */
+FA_DEVICE exponent_units find_masked_exponents(const pipeline *pipe, const fa_attention_params *p,
+                                               consumer_state *c)
+{
+    const float inner = this_work_tile(pipe, c)->inner;
+    const exponent_units one = {.scale = 1.0f}, series = series_units(&c->limits);
+    if (are_in_series(&c->limits, c->scores)) {
+        if (p->lse) apply_series(c->scores, &series, true);
+        else apply_series(c->scores, &series, false);
+        return one;
     }
-    return (exponent_units){.scale = 1.0f};
-}
-
-#else
-
-/* The same for a plain tile. */
-FA_DEVICE exponent_units find_plain_exponents(const pipeline *pipe, const fa_attention_params *p,
-                                              consumer_state *c, bool tracked)
-{
-    (void)tracked;
-    return find_exponents(pipe, p, c, false);
+    float none[2] = {0, 0};
+    cap_scores(c->scores, none, inner, false);
+    return tanh_units(&c->limits);
 }
 
 #endif
+
+/* The same for a plain tile. */
+FA_DEVICE exponent_units find_plain_exponents(const pipeline *pipe, const fa_attention_params *p,
+                                              consumer_state *c)
+{
+#if HAS_SERIES
+    return c->series ? series_units(&c->limits) : choose_exponents(pipe, c);
+#else
+    return find_exponents(pipe, p, c, false);
+#endif
+}
 
 FA_DEVICE void apply_dropout(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
@@ -112,51 +133,14 @@ FA_DEVICE void apply_dropout(const pipeline *pipe, const fa_attention_params *p,
 
 /* ---- Bounds of the sums ---------------------------------------------------------------------- */
 
-#if HAS_SERIES
-
-/* Sets the first series that the warp's rows, whose bases are known, may use from now on, and their bounds to `bound` or
- * less. At the upper end some room is left for later tiles. */
-FA_DEVICE void choose_series(consumer_state *c, float bound)
-{
-    const softcap *cap = &c->limits.cap;
-    float end = INFINITY; /* of the range */
-    c->series = NO_SERIES;
-#pragma unroll
-    for (int n = LONG_SERIES; n >= SHORT_SERIES; n--) {
-        bool fits = true;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float top = c->rows.base[r] + HEADROOM;
-            fits = fits && top >= least_top_of_series(cap, n) && top <= 0.85f * top_of_series(cap, n) - 1.0f;
-        }
-        if (!__any_sync(0xffffffff, !fits)) c->series = n, end = top_of_series(cap, n);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) c->rows.bound[r] = fminf(bound, ptx_ex2(end - c->rows.base[r]));
-}
-
-/* Where the max is tracked, it shows whether scores are above a series' range. Bases do not fall. So if scores below a range do not
- * matter with these bases, they will not in later tiles. */
-FA_DEVICE void allow_series_below(consumer_state *c)
-{
-    const softcap *cap = &c->limits.cap;
-    const float top = fminf(c->rows.base[0], c->rows.base[1]) + HEADROOM;
-    c->series = NO_SERIES;
-    c->series_end = -INFINITY;
-#pragma unroll
-    for (int n = LONG_SERIES; n >= SHORT_SERIES; n--)
-        if (!__any_sync(0xffffffff, !(top >= least_top_of_series(cap, n))))
-            c->series = n, c->series_end = end_of_series(cap, n);
-}
-
-#endif
-
-FA_DEVICE void set_bound(consumer_state *c, float bound)
+FA_DEVICE void set_bound(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                         float bound)
 {
     c->sum_bound = fminf(bound, FA_SUM_BOUND);
 #if HAS_SERIES
-    choose_series(c, c->sum_bound);
+    c->series = allow_series(&c->limits, &c->rows, c->sum_bound);
 #endif
+    (void)pipe, (void)p;
 }
 
 /* Finds whether the warp's rows are flat, from their sums of a tile whose max is known. Under ALiBi the max moves from
@@ -171,7 +155,7 @@ FA_DEVICE void classify_rows(const pipeline *pipe, const fa_attention_params *p,
     c->flat = c->flat && !(c->limits.options & FA_SM90_ALIBI);
 #endif
     if (!c->flat) announce_new_max(pipe, c);
-    set_bound(c, MAX_WEIGHT + FA_FLAT_GROWTH * average);
+    set_bound(pipe, p, c, MAX_WEIGHT + FA_FLAT_GROWTH * average);
 }
 
 /* The bound of peaked rows that have had no new max for a while, from the average of all tiles so far. */
@@ -182,7 +166,7 @@ FA_DEVICE void bound_peaked_rows(const pipeline *pipe, const fa_attention_params
     if (!c->tracked) COUNT_PATH(HOPPER_TRACKING_ENDED);
     const float average[2] = {c->rows.sum[0] * share, c->rows.sum[1] * share};
     c->flat = false;
-    set_bound(c, MAX_WEIGHT + PEAKED_GROWTH * average_sum(average));
+    set_bound(pipe, p, c, MAX_WEIGHT + PEAKED_GROWTH * average_sum(average));
 }
 
 /* Whether a thread's sum of weights in the tile is beyond its bound. */
@@ -200,12 +184,11 @@ FA_DEVICE bool is_beyond_bound(const consumer_state *c, const float *sum)
 FA_DEVICE bool may_be_beyond_series(const consumer_state *c, const float *sum)
 {
 #if HAS_SERIES
-    const softcap *cap = &c->limits.cap;
-    const float end = top_of_series(cap, c->series);
+    const float end = c->limits.top;
     bool is_beyond = false;
 #pragma unroll
     for (int r = 0; r < 2; r++) is_beyond |= !(sum[r] <= ptx_ex2(end - c->rows.base[r]));
-    return c->series != NO_SERIES && __any_sync(0xffffffff, is_beyond);
+    return c->series && __any_sync(0xffffffff, is_beyond);
 #else
     (void)c, (void)sum;
     return false;
@@ -219,7 +202,7 @@ FA_DEVICE void weigh_with_max(float *s, row_state *rows, const exponent_units *u
                               float *rescale)
 {
     const float top[2] = {max_of_scores(s, 0), max_of_scores(s, 1)};
-    raise_bases(top, rows, rescale, u);
+    raise_bases(top, rows, rescale, u, false);
     weigh(s, rows, u, sum);
 }
 
@@ -239,55 +222,43 @@ FA_DEVICE bool sees_tile(const pipeline *pipe, const consumer_state *c, int r)
     return range.lo < min(range.hi, first + KEYS) && range.hi > first;
 }
 
-/* Computes weights by a series, if the tile's maxima show that it may be used: all scores are below its upper end, and each row
- * that sees a key has a weight beside which those of its lowest scores do not matter. */
-FA_DEVICE bool weigh_masked_by_series(const pipeline *pipe, consumer_state *c, int series,
-                                      const float *top, float *sum, float *rescale)
+/* Computes weights by the series, if the tile's maxima show that it may be used: all scores are below its upper end, and each row
+ * that sees a key has a weight beside which those of its lowest scores do not matter. Otherwise the scores are only masked. */
+FA_DEVICE bool weigh_masked_by_series(const pipeline *pipe, const fa_attention_params *p,
+                                      consumer_state *c, float *sum, float *rescale)
 {
-    const softcap *cap = &c->limits.cap;
-    const float exponents[2] = {series_exponent(top[0], cap, series, 0.0f),
-                                series_exponent(top[1], cap, series, 0.0f)};
+    /* Above head dim 192 this is slower (H200, us, with and without it: six packed sequences of 80 to 6,000 rows 884, 805; 8,192
+     * rows, window 4,096, 720, 700). */
+    const bool exact = p->lse;
+    if (HEAD_DIM > 192 || !may_use_series(&c->limits, exact)) return false;
+    const exponent_units u = series_units(&c->limits);
+    const bool hides = hides_keys(c);
+    if (hides) mask_scores(c->scores, this_work_tile(pipe, c), c->number, c->at.tile * KEYS);
+    const float top[2] = {max_of_scores(c->scores, 0), max_of_scores(c->scores, 1)};
     row_state raised = c->rows;
-    raise_bases_to(exponents, &raised, rescale);
-    bool fits = fmaxf(top[0], top[1]) <= end_of_series(cap, series);
+    raise_bases(top, &raised, rescale, &u, exact);
+    bool fits = fmaxf(top[0], top[1]) <= c->limits.end;
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        fits = fits && (raised.base[r] + HEADROOM >= least_top_of_series(cap, series) ||
+        fits = fits && (raised.base[r] + HEADROOM >= c->limits.least_top ||
                         (raised.base[r] == NO_KEY_SEEN && !sees_tile(pipe, c, r)));
     if (__any_sync(0xffffffff, !fits)) return false;
     c->rows = raised;
     partial_sums sums = {{{0, 0}, {0, 0}}};
-    weigh_capped_range(c->scores, &c->rows, cap, series, 0, WEIGHTS_X2, &sums);
+    if (exact) weigh_range_by_series(c->scores, &c->rows, &u, true, 0, WEIGHTS_X2, &sums);
+    else weigh_range_by_series(c->scores, &c->rows, &u, false, 0, WEIGHTS_X2, &sums);
     add_partial_sums(&sums, sum);
     return true;
 }
 
-/* Whether a series may be tried: in rows of usual logits it fits. (Of a score of -infinity it would be NaN with a
- * coefficient of 0.) */
-FA_DEVICE bool may_use_series(const softcap *cap, int series)
-{
-    const float usual_top = 6.0f, least_coefficient = 1e-30f;
-    const float last = series == SHORT_SERIES ? cap->fifth : cap->long_ninth;
-    return least_top_of_series(cap, series) < usual_top && last > least_coefficient;
-}
-
 /* Weights of a masked tile, and bases that are its max. */
-FA_DEVICE void weigh_masked(const pipeline *pipe, consumer_state *c, float *sum, float *rescale)
+FA_DEVICE void weigh_masked(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                            float *sum, float *rescale)
 {
-    const softcap *cap = &c->limits.cap;
-    const bool hides = hides_keys(c);
-    /* Above head dim 192 this is slower (H200, us, with and without it: six packed sequences of 80 to 6,000 rows 884, 805; 8,192
-     * rows, window 4,096, 720, 700). */
-    if (HEAD_DIM <= 192 && may_use_series(cap, LONG_SERIES)) {
-        if (hides) mask_scores(c->scores, this_work_tile(pipe, c), c->number, c->at.tile * KEYS);
-        const float top[2] = {max_of_scores(c->scores, 0), max_of_scores(c->scores, 1)};
-        if (may_use_series(cap, SHORT_SERIES) &&
-            weigh_masked_by_series(pipe, c, SHORT_SERIES, top, sum, rescale))
-            return;
-        if (weigh_masked_by_series(pipe, c, LONG_SERIES, top, sum, rescale)) return;
-    }
-    const exponent_units u = find_masked_exponents(c);
-    if (hides) mask_scores(c->scores, this_work_tile(pipe, c), c->number, c->at.tile * KEYS);
+    if (weigh_masked_by_series(pipe, p, c, sum, rescale)) return;
+    const exponent_units u = find_masked_exponents(pipe, p, c);
+    if (hides_keys(c))
+        mask_scores(c->scores, this_work_tile(pipe, c), c->number, c->at.tile * KEYS);
     weigh_with_max(c->scores, &c->rows, &u, sum, rescale);
 }
 
@@ -298,7 +269,7 @@ FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p
 #if HAS_SERIES
     float sum[2], rescale[2];
     const int tile = c->at.tile;
-    weigh_masked(pipe, c, sum, rescale);
+    weigh_masked(pipe, p, c, sum, rescale);
 #else
     exponent_units u = find_exponents(pipe, p, c, false);
     float sum[2], rescale[2];
@@ -319,31 +290,26 @@ FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p
 
 #if HAS_SERIES
 
-/* Raises the bases to the max of a plain tile, and finds the series that fits its scores. Returns whether a base has changed: then
- * outputs must be rescaled. */
-FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, int *series, float *rescale)
+/* Raises the bases to the max of a plain tile, and finds the exponents that its scores mean: the max shows whether they are in
+ * the range of the series. Returns whether a base has changed: then outputs must be rescaled. */
+FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c,
+                         bool exact, exponent_units *u, float *rescale)
 {
-    const softcap *cap = &c->limits.cap;
     float top[2] = {max_of_bits(c->scores, 0), max_of_bits(c->scores, 1)};
     const bool negative = is_negative(top[0]) || is_negative(top[1]);
-    *series = c->series;
-    if (__any_sync(0xffffffff, negative || !(fmaxf(top[0], top[1]) <= c->series_end))) {
+    const bool above = !(fmaxf(top[0], top[1]) <= c->limits.end);
+    *u = series_units(&c->limits);
+    if (__any_sync(0xffffffff, negative || above || !c->series_below)) {
+        const float inner = this_work_tile(pipe, c)->inner;
+        const bool beyond = __any_sync(0xffffffff, above);
         if (__any_sync(0xffffffff, negative))
             top[0] = max_of_scores(c->scores, 0), top[1] = max_of_scores(c->scores, 1);
-        const float largest = fmaxf(top[0], top[1]);
-        if (c->series == NO_SERIES) *series = find_series(cap, c->scores);
-        else if (__any_sync(0xffffffff, !(largest <= cap->long_end))) *series = NO_SERIES;
-        else if (__any_sync(0xffffffff, !(largest <= c->series_end))) *series = LONG_SERIES;
-        if (*series == NO_SERIES && __any_sync(0xffffffff, !(largest <= cap->most))) {
-            limit_scores(c->scores, cap);
-            for (int r = 0; r < 2; r++) top[r] = top[r] > cap->most ? cap->most : top[r];
+        if (beyond || !(c->series_below || are_in_series(&c->limits, c->scores))) {
+            cap_scores(c->scores, top, inner, beyond);
+            *u = tanh_units(&c->limits);
         }
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        top[r] = *series == NO_SERIES ? tanh_exponent(top[r], cap, 0.0f)
-                                      : series_exponent(top[r], cap, *series, 0.0f);
-    raise_bases_to(top, &c->rows, rescale);
+    raise_bases(top, &c->rows, rescale, u, exact);
     const bool changed = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
     if (ADAPTIVE && changed) announce_new_max(pipe, c);
     return changed;
@@ -358,7 +324,7 @@ FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent
     float top[2] = {max_of_bits(c->scores, 0), max_of_bits(c->scores, 1)};
     if (__any_sync(0xffffffff, is_negative(top[0]) || is_negative(top[1])))
         top[0] = max_of_scores(c->scores, 0), top[1] = max_of_scores(c->scores, 1);
-    raise_bases(top, &c->rows, rescale, u);
+    raise_bases(top, &c->rows, rescale, u, false);
     const bool changed = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
     if (ADAPTIVE && changed) announce_new_max(pipe, c);
     return changed;
@@ -387,10 +353,10 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
     }
     pack_weights(c->weights, c->scores, 0, WEIGHTS_X2);
     const float growth = fmaxf(c->rows.base[0] - before.base[0], c->rows.base[1] - before.base[1]);
-    if (!__any_sync(0xffffffff, growth > 0.0f)) set_bound(c, 2.0f * c->sum_bound);
+    if (!__any_sync(0xffffffff, growth > 0.0f)) set_bound(pipe, p, c, 2.0f * c->sum_bound);
     else {
         if (!c->flat || __any_sync(0xffffffff, growth > MAX_FLAT_GROWTH)) announce_new_max(pipe, c);
-        set_bound(c, c->sum_bound);
+        set_bound(pipe, p, c, c->sum_bound);
     }
 }
 
@@ -399,78 +365,53 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
 #define GROUP (HAS_SERIES ? 8 : 4)
 #define EARLY (WEIGHTS_X2 * (CONSUMERS == 3 ? 3 : 6) / 8)
 
-/* So many weights are computed before the wait: whole groups. */
-#define BEFORE_WAIT MIN_OF(WEIGHTS_X2, (EARLY + GROUP - 1) / GROUP * GROUP)
-#define MIN_OF(a, b) ((a) < (b) ? (a) : (b))
-
-/* Groups of weights, from one pair of scores to another. series: where there is a softcap. */
-FA_DEVICE void weigh_groups(consumer_state *c, row_state *paced, const exponent_units *u,
-                            int series, int from, int to, partial_sums *sums)
-{
-#pragma unroll
-    for (int i = from; i < to; i += GROUP) {
-        const int end = MIN_OF(i + GROUP, to);
-        const partial_sums before = *sums;
-#if HAS_SERIES
-        (void)u;
-        weigh_capped_range(c->scores, paced, &c->limits.cap, series, i, end, sums);
-#else
-        (void)series;
-        weigh_range(c->scores, paced, u, i, end, sums);
-#endif
-        if (i > 0 && end < WEIGHTS_X2) {
-            paced->base[0] = ptx_depend_on(paced->base[0], before.of[0][1], c->zero);
-            paced->base[1] = ptx_depend_on(paced->base[1], before.of[1][1], c->zero);
-        }
-        if (i >= BEFORE_WAIT) pack_weights(c->weights, c->scores, i, end);
-    }
-}
-
-/* The same for each series, with code of its own. */
-FA_DEVICE void weigh_some(consumer_state *c, row_state *paced, const exponent_units *u, int series,
-                          int from, int to, partial_sums *sums)
-{
-#if HAS_SERIES
-    if (series == SHORT_SERIES) weigh_groups(c, paced, u, SHORT_SERIES, from, to, sums);
-    else if (series == LONG_SERIES) weigh_groups(c, paced, u, LONG_SERIES, from, to, sums);
-    else weigh_groups(c, paced, u, NO_SERIES, from, to, sums);
-#else
-    weigh_groups(c, paced, u, series, from, to, sums);
-#endif
-}
-
 /* The special-function unit, which consumers share, should be busy from the start. So a group's exponents are computed
  * while the group two before it becomes weights. After EARLY weights the warp waits for the product with the values of
  * the previous tile, and releases their stage at once. The other weights are packed in issue slots that exponentials
  * leave free. tracked: with the max. */
 FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                             bool tracked)
+                             bool tracked, bool exact)
 {
-    float sum[2], rescale[2];
-    partial_sums sums = {{{0, 0}, {0, 0}}};
+    (void)exact;
 #if HAS_SERIES
-    const exponent_units u = {.scale = 1.0f};
-    int series;
-    const bool rescaled = tracked && track_max(pipe, c, &series, rescale);
-    if (!tracked) series = find_plain_series(c);
+    exponent_units u;
+    float sum[2], rescale[2];
+    const bool rescaled = tracked && track_max(pipe, c, exact, &u, rescale);
+    if (!tracked) u = find_plain_exponents(pipe, p, c);
+    partial_sums sums = {{{0, 0}, {0, 0}}};
 #else
-    const int series = 0;
-    const exponent_units u = find_plain_exponents(pipe, p, c, tracked);
+    const exponent_units u = find_plain_exponents(pipe, p, c);
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+    float sum[2], rescale[2];
     const bool rescaled = tracked && track_max(pipe, c, &u, rescale);
 #endif
     row_state paced = c->rows;
     COUNT_PATH(tracked ? HOPPER_TRACKED : HOPPER_UNTRACKED);
-    weigh_some(c, &paced, &u, series, 0, BEFORE_WAIT, &sums);
-    /* After two of the sums: after only one the assembler waits too early, after all four too late. */
-    const int two = __float_as_int(sums.of[1][1]) | __float_as_int(sums.of[0][0]);
-    ptx_order_after(__int_as_float(two), c->zero, pipe->state);
-    wait_for_outputs(c->out, c->weights);
-    const uint32_t token = ptx_mbarrier_arrive_token_if(
-        &pipe->state->v_empty[stage_of(c->at.count - 1)], c->leader);
-    paced.base[0] = ptx_depend_on(paced.base[0], __int_as_float((int)token), c->zero);
-    if (rescaled) rescale_outputs(c->out, rescale);
-    pack_weights(c->weights, c->scores, 0, BEFORE_WAIT);
-    weigh_some(c, &paced, &u, series, BEFORE_WAIT, WEIGHTS_X2, &sums);
+#pragma unroll
+    for (int i = 0; i < WEIGHTS_X2; i += GROUP) {
+        const int to = i + GROUP < WEIGHTS_X2 ? i + GROUP : WEIGHTS_X2;
+        const partial_sums before = sums;
+#if HAS_SERIES
+        weigh_range_by_series(c->scores, &paced, &u, exact, i, to, &sums);
+#else
+        weigh_range(c->scores, &paced, &u, i, to, &sums);
+#endif
+        if (i > 0 && to < WEIGHTS_X2) {
+            paced.base[0] = ptx_depend_on(paced.base[0], before.of[0][1], c->zero);
+            paced.base[1] = ptx_depend_on(paced.base[1], before.of[1][1], c->zero);
+        }
+        if (i < EARLY && to >= EARLY) {
+            /* After two of the sums: after only one the assembler waits too early, after all four too late. */
+            const int two = __float_as_int(sums.of[1][1]) | __float_as_int(sums.of[0][0]);
+            ptx_order_after(__int_as_float(two), c->zero, pipe->state);
+            wait_for_outputs(c->out, c->weights);
+            const uint32_t token = ptx_mbarrier_arrive_token_if(
+                &pipe->state->v_empty[stage_of(c->at.count - 1)], c->leader);
+            paced.base[0] = ptx_depend_on(paced.base[0], __int_as_float((int)token), c->zero);
+            if (rescaled) rescale_outputs(c->out, rescale);
+            pack_weights(c->weights, c->scores, 0, to);
+        } else if (i >= EARLY) pack_weights(c->weights, c->scores, i, to);
+    }
     add_partial_sums(&sums, sum);
     if (!tracked && __any_sync(0xffffffff, is_beyond_bound(c, sum))) renew(pipe, p, c, sum);
     else add_sums(&c->rows, sum);
