@@ -55,7 +55,8 @@ FA_DEVICE void do_masked_tile(const pipeline *pipe, const fa_attention_params *p
 }
 
 /* The main loop: plain tiles from this one on, whose scores are complete. Ends after the last plain tile, or when the
- * warpgroup starts to track the max, or (tracked) stops tracking it. exact: there is a softcap and a log-sum-exp. Nothing is issued after the last plain tile. */
+ * warpgroup starts to track the max, or (tracked) stops tracking it. Nothing is issued after the last plain tile. exact: a softcap's
+ * series is exact enough for a log-sum-exp. */
 FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                               bool tracked, bool exact)
 {

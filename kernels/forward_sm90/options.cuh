@@ -110,6 +110,8 @@ FA_DEVICE void cap_scores(float *s, float inner)
  * the row's largest score is as low. Between the two, weights are too small, in bfloat16 by up to a fifth, in float16 by a quarter
  * with a softcap of 100: they are far below the row's largest weight (find_least_top).
  *
+ * Where a log-sum-exp is stored, from which a backward pass computes weights again, the series has two terms more (EXACT_END).
+ *
  * Whether all of the warp's scores are in the range of the series: the test for small softcaps, where weights are not
  * enough to detect this. */
 FA_DEVICE bool are_in_series(const tile_limits *l, const float *s)
