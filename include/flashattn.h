@@ -157,7 +157,7 @@ typedef enum fa_precision {
     FA_PRECISION_FLOAT32 = 0, /* errors of float32's size, by the fastest products                */
     FA_PRECISION_TF32 = 1,    /* operands of products, including weights, may be rounded to 11 bits
                                * on tensor cores: to tf32, or to float16 times a power of two for
-                               * each row or tile                                                 */
+                               * each row, tile or head                                           */
     FA_PRECISION_IEEE = 2     /* products and sums in IEEE 754's float32 arithmetic               */
 } fa_precision;
 
@@ -603,6 +603,8 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  *   "sm80"          tensor cores of Ampere and later; with keys split over blocks where that is faster
  *   "sm80_split"    the same with keys split over blocks; other families run what this one cannot
  *   "sm75"          tensor cores of Turing: float16 only
+ *   "tf32_rounded"  float32 inputs rounded to float16 times a power of two for each head, Hopper; other
+ *                   families run what this one cannot
  *   "tf32_sm90"     float32 inputs in tf32 (in float16 above head dim 256), Hopper
  *   "tf32_split"    the same with keys split over blocks; other families run what this one cannot
  *   "tf32"          the same, tensor cores of Ampere and later

@@ -267,6 +267,41 @@ VARIANT(forward_sm90_merge_float32, .file = "forward_sm90/merge_float32",
         .kernel = "forward_sm90_merge_float32", .architecture = 90)
 END(forward_merge, float32_sm90)
 
+/* forward_sm90 and forward_sm90_wide for float32 inputs whose products may be rounded to tf32, rounded to float16 by the two
+ * launches before. */
+FAMILY(forward, tf32_rounded)
+VARIANT(forward_tf32_rounded_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90",
+        .architecture = 90, .element = FA_ELEMENT_FLOAT16, .rounded = 1, .head_dim = 128,
+        .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2, .keys = 128, .stages = 2,
+        .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 1)
+VARIANT(forward_tf32_rounded_d192, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90",
+        .architecture = 90, .element = FA_ELEMENT_FLOAT16, .rounded = 1, .head_dim = 192,
+        .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2, .keys = 96, .stages = 2,
+        .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
+VARIANT(forward_tf32_rounded_d256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90",
+        .architecture = 90, .element = FA_ELEMENT_FLOAT16, .rounded = 1, .head_dim = 256,
+        .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2, .keys = 80, .stages = 2,
+        .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
+VARIANT(forward_tf32_rounded_d320, .file = "forward_sm90_wide/forward_sm90_wide",
+        .kernel = "forward_sm90_wide", .architecture = 90, .element = FA_ELEMENT_FLOAT16,
+        .rounded = 1, .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 128, .stages = 4, .q_stages = 1, .chunk = 24576, .v_rows = 64)
+VARIANT(forward_tf32_rounded_d384, .file = "forward_sm90_wide/forward_sm90_wide",
+        .kernel = "forward_sm90_wide", .architecture = 90, .element = FA_ELEMENT_FLOAT16,
+        .rounded = 1, .head_dim = 384, .value_dim = 192, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 128, .stages = 4, .q_stages = 1, .chunk = 24576, .v_rows = 64)
+VARIANT(forward_tf32_rounded_d512, .file = "forward_sm90_wide/forward_sm90_wide",
+        .kernel = "forward_sm90_wide", .architecture = 90, .element = FA_ELEMENT_FLOAT16,
+        .rounded = 1, .head_dim = 512, .value_dim = 256, .options = 0, .cluster = 2, .consumers = 2,
+        .keys = 128, .stages = 4, .q_stages = 1, .chunk = 16384, .v_rows = 32)
+END(forward, tf32_rounded)
+FAMILY(forward_round, tf32_rounded)
+VARIANT(forward_tf32_rounded_round, .file = "forward_sm90_wide/round",
+        .kernel = "forward_sm90_round", .architecture = 90)
+VARIANT(forward_tf32_rounded_rescale, .file = "forward_sm90_wide/rescale",
+        .kernel = "forward_sm90_rescale", .architecture = 90)
+END(forward_round, tf32_rounded)
+
 FAMILY(forward, sm80)
 VARIANT_16BIT(forward_sm80_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80",
               .architecture = 80, .head_dim = 64, .options = 0, .warps = 4, .split = 1,

@@ -679,6 +679,15 @@ static void draw_lengths(problem *p, const random_settings *settings, int64_t *r
  * Options
  * ---------------------------------------------------------------------------------------------- */
 
+/* The farthest legal diagonal: all keys are on one side of it. */
+#define FAR_DIAGONAL ((int64_t)1 << 62)
+
+/* A window's bound that hides nothing: -1, or mostly a number near 2^63, to which no position can be added. */
+static int64_t draw_no_bound(const problem *p)
+{
+    return p->number / 16 % 4 == 0 ? -1 : INT64_MAX - (int64_t)(p->number / 64 % 2 * 1000);
+}
+
 static void draw_position_masks(problem *p, const random_settings *settings)
 {
     fa_options *o = &p->in.options;
@@ -690,12 +699,14 @@ static void draw_position_masks(problem *p, const random_settings *settings)
     if (once_in(p, 6) || forced == 2) {
         o->flags |= FA_DIAGONAL;
         o->diagonal = between(p, -p->n_q - 3, p->n_k + 3);
+        if (p->number % 8 == 3) o->diagonal = o->diagonal < 0 ? -FAR_DIAGONAL : FAR_DIAGONAL;
         say(p, " diagonal=%lld", (long long)o->diagonal);
     }
     if (once_in(p, 4) || forced == 3) {
         o->flags |= FA_WINDOW;
-        o->window_left = once_in(p, 4) ? -1 : between(p, 0, p->n_k);
-        o->window_right = once_in(p, 4) ? -1 : between(p, 0, once_in(p, 2) ? 3 : p->n_k);
+        o->window_left = once_in(p, 4) ? draw_no_bound(p) : between(p, 0, p->n_k);
+        o->window_right =
+            once_in(p, 4) ? draw_no_bound(p) : between(p, 0, once_in(p, 2) ? 3 : p->n_k);
         say(p, " window=%lld,%lld", (long long)o->window_left, (long long)o->window_right);
     }
     if (settings->unseen_keys) {
@@ -840,7 +851,7 @@ static void draw_options(problem *p, const random_settings *settings)
     if (p->pass != RANDOM_COMBINE) o->precision = settings->precision;
     o->threads = settings->threads ? settings->threads : (int32_t)between(p, 1, 3);
     if (p->checks_exactness) {
-        draw_peaked_options(p);
+        if (p->pass != RANDOM_COMBINE) draw_peaked_options(p);
         return;
     }
     if (once_in(p, 8)) o->flags |= FA_DETERMINISTIC;
@@ -859,7 +870,9 @@ static void draw_options(problem *p, const random_settings *settings)
         o->softcap = (float)uniform(p, 0.5, 30);
         say(p, " softcap=%g", (double)o->softcap);
     }
-    if (weighs_otherwise(p, settings, 6)) {
+    /* Distances from a far diagonal are so large that ALiBi leaves no bit of the scores. */
+    const bool far = o->diagonal == FAR_DIAGONAL || o->diagonal == -FAR_DIAGONAL;
+    if (weighs_otherwise(p, settings, 6) && !far) {
         bool each = once_in(p, 2);
         int64_t stride = each ? p->heads_q + between(p, 0, 3) : 0;
         o->alibi_slopes = make_random_floats(p, "alibi_slopes", p->heads_q + stride * p->batch, 0,

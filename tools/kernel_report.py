@@ -29,7 +29,7 @@ COLUMNS = ("image", "kernel", "architecture", "registers", "spill", "stack", "sh
 # have few registers, and which spill at the ends of a work tile, those with the rarer options, a few of the widest head dims, and float32 gradients, by up to 18 registers.
 FIRST_FAST_RUNG = "kernel_mma_qreg"
 MAY_SPILL = re.compile(
-    r"kernels/(forward_((tf32|f16x3)_)?sm90_|forward_sm75_d128|backward_sm90_d128_(softcap|bias|by_rows|dropout)|backward_sm90_d(\d+_(persistent|single)|64_ordered)"
+    r"kernels/(forward_((tf32|f16x3)_)?(sm90|rounded)_|forward_sm75_d128|backward_sm90_d128_(softcap|bias|by_rows|dropout)|backward_sm90_d(\d+_(persistent|single)|64_ordered)"
     r"|backward_sm90_wide_(d192_(ordered|bias)|d256)|backward_sm90_d192_128|backward_tf32_(d(64(_short|_bias)?|128_short|320)|prepare_d128)$|backward_tf32x3_d(128|256)|decode_sm80_d256_e4m3|decode_sm90_d256_\w+_copied_rows32|decode_latent_sm90|.*_general)"
 )
 

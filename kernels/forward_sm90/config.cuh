@@ -58,6 +58,13 @@
 #error "forward_sm90: TRACKED is missing"
 #endif
 
+#ifndef ROUNDED
+#define ROUNDED 0
+#endif
+#if ROUNDED
+#define FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH /* of its outputs, which are stored in the same way */
+#endif
+
 #include "common/dialect.h"
 #include "common/element.h"
 #include "forward_sm90/forward_sm90.h"
@@ -92,7 +99,7 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 #define HIDES_VALUES (OPTIONS & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
 
 /* Whether the log-sum-exp of recomputed rows may be wrong. */
-#define RECOMPUTES_LSE 0
+#define RECOMPUTES_LSE ROUNDED
 
 /* Whether a row's sum of weights has a second number with its rounding errors. */
 #define EXACT_SUMS 0
@@ -137,7 +144,11 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 
 /* Whether the kernel has the dynamic schedule. Recomputing rows needs to know the block's tasks, so such kernels do not
  * have it. */
+#if ROUNDED
+#define DYNAMIC 0
+#else
 #define DYNAMIC (!HIDES_VALUES && FA_SM90_HAS_DYNAMIC(CONSUMERS, HEAD_DIM))
+#endif
 
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED (!SPLIT)
@@ -150,7 +161,11 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 /* Accumulators of the outputs in a thread. */
 #define OUTPUTS (VALUE_DIM / 2)
 
+#if ROUNDED
+#define STORES_THROUGH_BUFFER 0
+#else
 #define STORES_THROUGH_BUFFER (OUT_BUFFER > 0 && VALUE_DIM % 64 == 0)
+#endif
 
 enum {
     WARPGROUP = 128,

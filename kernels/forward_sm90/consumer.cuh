@@ -22,7 +22,11 @@
 #include "forward_sm90/multiply.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/scheduler.cuh"
+#if ROUNDED
+#include "forward_sm90/rounded.cuh"
+#else
 #include "forward_sm90/store.cuh"
+#endif
 #include "forward_sm90/tile_softmax.cuh"
 #include "ptx/order.cuh"
 
@@ -119,6 +123,9 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, const fa_attention_params *
     (void)p;
     const work_tile *w = this_work_tile(pipe, c);
     c->limits = find_limits(w, c->number);
+#if ROUNDED
+    c->value_unit = apply_units(pipe->p, pipe->s, w, &c->limits);
+#endif
 #if HAS_SERIES
     find_series(w, p->lse, &c->limits);
     /* An instruction takes only one uniform register: the assembler must take this number for one that threads do not share. */
@@ -181,8 +188,13 @@ FA_DEVICE void add_last_values(const pipeline *pipe, consumer_state *c)
 FA_DEVICE void store_work_tile(const pipeline *pipe, const fa_attention_params *p,
                                consumer_state *c, int number, const row_state *rows)
 {
+#if ROUNDED
+    c->recompute |= store_rounded(p, queue_entry(pipe, number), rows, c->value_unit, c->out,
+                                  c->number);
+#else
     c->recompute |=
         store_outputs(p, queue_entry(pipe, number), pipe->out_buffer, rows, c->out, c->number);
+#endif
     release_work_tile(pipe, number);
 }
 

@@ -27,6 +27,9 @@ typedef struct consumer_state {
     cursor at;
     pending_values values;
     bool recompute; /* rows are to be recomputed */
+#if ROUNDED
+    float value_unit; /* of the work tile's values */
+#endif
 #if HAS_SERIES
     bool series;       /* in the warp's plain tiles, a series replaces tanh */
     bool series_below; /* while the max is tracked: scores below its range do not matter */

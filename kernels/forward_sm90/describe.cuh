@@ -20,17 +20,6 @@ typedef struct schedule_state {
     bool more;
 } schedule_state;
 
-/* Leaves of a work tile the key tiles from `first` to `end`, as far as there are so many. */
-FA_DEVICE void take_keys(int first, int end, work_tile *w)
-{
-    const int skipped = first * KEYS, tiles = min(w->key_tiles, end) - first;
-    w->key_tiles = tiles;
-    w->first_key += skipped;
-    w->n_k = min(w->n_k - skipped, tiles * KEYS);
-    if (w->hi < UNBOUNDED) w->hi = max(w->hi - skipped, -UNBOUNDED);
-    find_tiles_of_consumers(w);
-}
-
 /* Describes the work tile of a task: a query tile with all of its keys, or a part of them (split_rounds.h). Returns false if
  * there is no such task, or no such part. */
 FA_DEVICE bool describe_task(const fa_attention_params *p, const fa_sm90_params *s, int64_t task,
@@ -43,7 +32,8 @@ FA_DEVICE bool describe_task(const fa_attention_params *p, const fa_sm90_params 
     if (of.slot < 0) return true;
     const int first = of.part * split->part_tiles;
     if (of.part > 0 && first >= w->key_tiles) return false;
-    take_keys(first, first + split->part_tiles, w);
+    take_part(first, first + split->part_tiles, w);
+    find_tiles_of_consumers(w);
     w->out = (char *)(split->out + (int64_t)of.slot * QUERIES * split->value_dim);
     return true;
 }

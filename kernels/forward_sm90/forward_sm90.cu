@@ -33,7 +33,7 @@
 #if COPIED
 #include "forward_sm90/copy.cuh"
 #endif
-#if HIDES_VALUES
+#if HIDES_VALUES || ROUNDED
 #include "forward_sm90/recompute.cuh"
 #endif
 
@@ -123,6 +123,10 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #else
         .queue = (work_tile *)ptx_uniform_pointer(behind),
 #endif
+#if ROUNDED
+        .p = &p,
+        .s = &s,
+#endif
         .state = state
     };
     if (threadIdx.x == 0) {
@@ -171,7 +175,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         ptx_increase_registers(CONSUMER_REGISTERS);
         const int consumer = warp_uniform(threadIdx.x / WARPGROUP - 1);
         const bool recompute = consume(&pipe, &p, consumer);
-#if HIDES_VALUES
+#if HIDES_VALUES || ROUNDED
         if (recompute) recompute_rows(&pipe, &p, &s, consumer);
 #else
         (void)recompute;

@@ -60,6 +60,10 @@ typedef struct pipeline {
     char *bias; /* a tile of it for each consumer */
 #endif
     work_tile *queue; /* QUEUE_ENTRIES work tiles, described ahead */
+#if ROUNDED
+    const fa_attention_params *p;
+    const fa_sm90_params *s;
+#endif
     shared_state *state;
 } pipeline;
 

@@ -26,7 +26,11 @@ FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
     sum = fa_warp_sum(sum);
     const float distance = (float)(row->center - j);
     const float logit = fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t));
+#if ROUNDED
+    return __fmul_rn(logit, FA_LOG2E); /* which the assembler does not fuse either */
+#else
     return __uint_as_float(fa_opaque(__float_as_uint(logit * FA_LOG2E)));
+#endif
 }
 
 FA_DEVICE bool is_dropped(const fa_attention_params *p, const fa_dropout *d, int64_t i, int64_t j)

@@ -175,21 +175,27 @@ FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
     w->unmasked_to[consumer] = find_first_keys(w, consumer).hi / KEYS;
 }
 
-#if SPLIT
-
-/* Leaves of a work tile the key tiles from `first` to `end`, as far as there are so many. A part without keys, which
- * superfluous tasks have, keeps one key tile, because each work tile has one; nobody needs it. */
+/* Leaves of a work tile the key tiles from `first` to `end`, as far as there are so many. In forward_sm90 a part without
+ * keys, which superfluous tasks have, keeps one key tile, because each work tile has one; nobody needs it. Elsewhere there
+ * are no such parts, and no windows. */
 FA_DEVICE void take_part(int first, int end, work_tile *w)
 {
-    const int skipped = min(first, w->key_tiles) * KEYS, tiles = min(w->key_tiles, end) - first;
+    const int tiles = min(w->key_tiles, end) - first;
+#if SPLIT
+    const int skipped = min(first, w->key_tiles) * KEYS;
     w->key_tiles = max(tiles, 1);
-    w->first_key += skipped;
     w->n_k = tiles > 0 ? min(w->n_k - skipped, tiles * KEYS) : 0;
-    if (w->hi < UNBOUNDED) w->hi = max(w->hi - skipped, -UNBOUNDED);
-    if (w->lo > -UNBOUNDED) w->lo = max(w->lo - skipped, -UNBOUNDED);
-}
-
+#else
+    const int skipped = first * KEYS;
+    w->key_tiles = tiles;
+    w->n_k = min(w->n_k - skipped, tiles * KEYS);
 #endif
+    w->first_key += skipped;
+    if (w->hi < UNBOUNDED) w->hi = max(w->hi - skipped, -UNBOUNDED);
+#if SPLIT
+    if (w->lo > -UNBOUNDED) w->lo = max(w->lo - skipped, -UNBOUNDED);
+#endif
+}
 
 /* A query tile, as by fa_find_tile, if all sequences have the same lengths: without divisions and in 32 bits, because a
  * block's first load waits for it. heads: of a batch item, or groups of `group` heads that share query tiles, which have

@@ -4,6 +4,8 @@
  * kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of queries, keys, values and outputs
+ *     ROUNDED    1: queries, keys and values are the caller's float32 numbers, rounded to float16 (round.h); outputs
+ *                are float32
  *     HEAD_DIM   the widest head dim of queries, keys and values, a multiple of 64
  *     VALUE_DIM  columns of the outputs that a block computes: HEAD_DIM / CLUSTER
  *     OPTIONS    0: only masks by position and lengths
@@ -57,6 +59,13 @@
 #error "forward_sm90_wide: V_ROWS is missing"
 #endif
 
+#ifndef ROUNDED
+#define ROUNDED 0
+#endif
+#if ROUNDED
+#define FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH /* of its outputs, which are stored in the same way */
+#endif
+
 #include "common/dialect.h"
 #include "common/element.h"
 #include "forward_sm90_wide/forward_sm90_wide.h"
@@ -88,6 +97,7 @@ static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the k
 #define DESCRIBES_FIRST 0
 #define SINGLE_TILES 0
 #define STORES_THROUGH_BUFFER 0
+#define RECOMPUTES_LSE 1
 
 /* Registers of a thread for accumulators of the outputs. */
 #define OUTPUTS (VALUE_DIM / 2)

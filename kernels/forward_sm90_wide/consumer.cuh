@@ -22,9 +22,14 @@
 #include "forward_sm90/scheduler.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "forward_sm90/stage.cuh"
-#include "forward_sm90/store.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
+#if ROUNDED
+#include "forward_sm90/recompute.cuh"
+#include "forward_sm90/rounded.cuh"
+#else
+#include "forward_sm90/store.cuh"
+#endif
 
 /* The max may exceed a row's base by this many powers of two before outputs are rescaled. A largest
  * weight that is not a power of two is rounded, which matters in peaked rows. */
@@ -36,6 +41,9 @@ typedef struct softmax_state {
     float top[2];     /* the max over the block's keys of the next tile */
     float rescale[2]; /* the factor of the outputs of the tiles before it */
     uint32_t number;  /* of the next tile whose weights are exchanged, through all work tiles */
+#if ROUNDED
+    float value_unit;
+#endif
 } softmax_state;
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
@@ -207,28 +215,45 @@ FA_DEVICE void add_peer_sums(const pipeline *pipe, int number, row_state *rows, 
     for (int r = 0; r < 2; r++) rows->sum[r] = threadIdx.x % 4 == 0 ? rows->sum[r] + of_peer[r] : 0;
 }
 
-FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
+FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s,
+                       int consumer)
 {
-    float out[OUTPUTS], s[FRAGMENT_KEYS / 2];
+    float out[OUTPUTS], scores[FRAGMENT_KEYS / 2];
     uint32_t weights[FRAGMENT_KEYS / 4];
     softmax_state state = {.number = 0};
     tile_limits limits;
     cursor at = {.number = -1};
+#if ROUNDED
+    bool recompute = false;
+#endif
     int leader = threadIdx.x % 32 == 0;
     __asm__ volatile("" : "+r"(leader));
     for (next_work_tile(pipe, consumer, &at); at.key_tiles; next_work_tile(pipe, consumer, &at)) {
         start_work_tile(pipe, &at, consumer, &limits, &state);
-        find_first_scores(pipe, &at, s, leader, consumer);
-        find_max(pipe, &at, &limits, 0, s, &state, leader, consumer);
-        weigh_tile(pipe, &limits, s, weights, &state, consumer);
+#if ROUNDED
+        state.value_unit = apply_units(p, s, queue_entry(pipe, at.number), &limits);
+#endif
+        find_first_scores(pipe, &at, scores, leader, consumer);
+        find_max(pipe, &at, &limits, 0, scores, &state, leader, consumer);
+        weigh_tile(pipe, &limits, scores, weights, &state, consumer);
         for (; at.tile + 1 < at.key_tiles; at.tile++)
-            do_tile(pipe, &at, &limits, s, out, weights, &state, leader, consumer);
+            do_tile(pipe, &at, &limits, scores, out, weights, &state, leader, consumer);
         send_sums(pipe, &state, leader, consumer);
         do_last_tile(pipe, &at, out, weights, &state, leader, consumer);
         add_peer_sums(pipe, at.number, &state.rows, consumer);
+#if ROUNDED
+        recompute |= store_rounded(p, queue_entry(pipe, at.number), &state.rows, state.value_unit,
+                                   out, consumer);
+#else
         (void)store_outputs(p, queue_entry(pipe, at.number), NULL, &state.rows, out, consumer);
+#endif
         release_work_tile(pipe, at.number);
     }
+#if ROUNDED
+    if (recompute) recompute_rows(pipe, p, s, consumer);
+#else
+    (void)s;
+#endif
 }
 
 #endif

@@ -10,7 +10,6 @@
 #include "forward_sm90_wide/config.cuh"
 #include "forward_sm90_wide/pipeline.cuh"
 #include "common/device.cuh"
-#include "forward_sm90/store.cuh"
 #include "forward_sm90/warp.cuh"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
@@ -44,13 +43,19 @@ FA_DEVICE char *weights_buffer(const pipeline *pipe, int consumer)
     return pipe->weights + consumer * P_BYTES;
 }
 
+/* A unit of 16 bytes of a row of 128, where the swizzle puts it. */
+FA_DEVICE char *weights_chunk(char *rows, int row, int chunk)
+{
+    return rows + row * 128 + (chunk ^ row % 8) * 16;
+}
+
 /* The warp's 16 rows of 64 columns, in the layout that wgmma reads. */
 FA_DEVICE void store_weights(char *to, const uint32_t *weights)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < FRAGMENT_KEYS / 8; j += 2)
-        ptx_stmatrix_x4(ptx_shared_address(buffer_chunk(to, lane % 16, j + lane / 16)),
+        ptx_stmatrix_x4(ptx_shared_address(weights_chunk(to, lane % 16, j + lane / 16)),
                         weights + 2 * j);
 }
 

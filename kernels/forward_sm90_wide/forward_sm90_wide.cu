@@ -27,6 +27,7 @@
 #include "forward_sm90/warp.cuh"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 
 /* The producer warpgroup's warps. */
@@ -48,6 +49,9 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
                            .state = &state};
     if (threadIdx.x == 0) init_barriers(&state);
     ptx_cluster_sync(); /* the peer's barriers are initialized as well */
+#if ROUNDED
+    ptx_wait_for_grids();
+#endif
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         if (threadIdx.x < 32 * (WARP_KEYS_AND_VALUES + 1)) produce_keys_and_values(&pipe, &p, &s);
@@ -55,7 +59,7 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
         else if (threadIdx.x < 32 * (WARP_SCHEDULER + 1)) schedule(&pipe, &p, &s);
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
-        consume(&pipe, &p, warp_uniform(threadIdx.x / WARPGROUP - 1));
+        consume(&pipe, &p, &s, warp_uniform(threadIdx.x / WARPGROUP - 1));
     }
     ptx_cluster_sync(); /* the peer may still send something here */
 }

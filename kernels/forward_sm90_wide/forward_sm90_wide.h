@@ -12,6 +12,7 @@
  *   chunk      bytes of a chunk. A chunk of keys is whole blocks of 64 columns of the block's keys
  *              of a tile
  *   v_rows     rows of a chunk of values, with the block's columns
+ *   rounded    1: of float32 inputs, which launches before have rounded to float16 (round.h)
  */
 #ifndef FA_KERNEL_FORWARD_SM90_WIDE_H
 #define FA_KERNEL_FORWARD_SM90_WIDE_H

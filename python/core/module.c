@@ -408,9 +408,10 @@ static PyObject *run_combine(call *c, parts *p, PyObject *const *args, PyObject 
 {
     float *lse;
     PyObject *memory = NULL;
+    /* The parts first: an out that the caller has not given has their type. */
+    if (read_parts(c, args[0], args[1], p) < 0) return NULL;
     if (call_tensor(c, "out", args[2], true, &c->q) < 0) return NULL;
     c->k = c->v = c->q;
-    if (read_parts(c, args[0], args[1], p) < 0) return NULL;
     if (call_lse(c, "lse", args[3], true, &lse) < 0) return NULL;
     if (call_options(c, args + 5, names) < 0) return NULL;
     c->options.part_lse_stride = p->lse_strides[0];

@@ -61,7 +61,9 @@ static int find_option(PyObject *name, int guess)
         if (option_names[i] == name) return i;
     for (int i = 0; i < OPTION_COUNT; i++)
         if (PyUnicode_Compare(option_names[i], name) == 0) return i;
-    if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "there is no option %R", name);
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError, "there is no option %R: help(flashattn.attention) lists them",
+                     name);
     return -1;
 }
 
@@ -179,13 +181,16 @@ static int wrong_axes(const array *a, const char *expected)
     return -1;
 }
 
-static int get_float_dtype(const array *a, fa_dtype *dtype)
+/* float8: the argument may be float8 in some calls; the library refuses it in others. */
+static int get_float_dtype(const array *a, bool float8, fa_dtype *dtype)
 {
     if (array_is(a, kDLFloat, 32)) *dtype = FA_FLOAT32;
     else if (array_is(a, kDLFloat, 16)) *dtype = FA_FLOAT16;
     else if (array_is(a, kDLBfloat, 16)) *dtype = FA_BFLOAT16;
     else if (array_is(a, kDLFloat8_e4m3fn, 8)) *dtype = FA_FLOAT8_E4M3;
-    else return wrong_dtype(a, "float32, float16, bfloat16 or float8_e4m3fn");
+    else
+        return wrong_dtype(a, float8 ? "float32, float16, bfloat16 or float8_e4m3fn"
+                                     : "float32, float16 or bfloat16");
     return 0;
 }
 
@@ -201,12 +206,12 @@ static void set_axes(fa_tensor *t, const array *a, const int axes[4])
     }
 }
 
-static int make_tensor(const call *c, const array *a, fa_tensor *t)
+static int make_tensor(const call *c, const array *a, bool float8, fa_tensor *t)
 {
     static const int axes[2][2][4] = {{{-1, 0, 1, 2}, {0, 1, 2, 3}}, {{-1, 1, 0, 2}, {0, 2, 1, 3}}};
     if (array_is(a, kDLInt, 8))
         t->dtype = FA_INT8; /* for keys and values; for others the library refuses it */
-    else if (get_float_dtype(a, &t->dtype) < 0) return -1;
+    else if (get_float_dtype(a, float8, &t->dtype) < 0) return -1;
     if (a->ndim != 3 && a->ndim != 4)
         return wrong_axes(a, c->order == LAYOUT_BSHD
                                  ? "4 (batch, sequence, head, dim), or 3 without a "
@@ -220,7 +225,7 @@ static int make_tensor(const call *c, const array *a, fa_tensor *t)
 int call_tensor(call *c, const char *name, PyObject *object, bool written, fa_tensor *t)
 {
     const array *a = add_array(c, name, object, written);
-    return a ? make_tensor(c, a, t) : -1;
+    return a ? make_tensor(c, a, !written, t) : -1;
 }
 
 static void set_score_axes(fa_tensor *t, const array *a)
@@ -233,7 +238,7 @@ static void set_score_axes(fa_tensor *t, const array *a)
 int call_scores(call *c, const char *name, PyObject *object, bool written, fa_tensor *t)
 {
     const array *a = add_array(c, name, object, written);
-    if (!a || get_float_dtype(a, &t->dtype) < 0) return -1;
+    if (!a || get_float_dtype(a, false, &t->dtype) < 0) return -1;
     set_score_axes(t, a);
     return 0;
 }
@@ -311,7 +316,7 @@ int call_part(call *c, part *p, PyObject *tensor, PyObject *lse)
     float *data = NULL;
     p->arrays[0].owner = p->arrays[1].owner = NULL;
     if (read_array(c, &p->arrays[0], p->name, tensor, false) < 0) return -1;
-    if (make_tensor(c, &p->arrays[0], &p->tensor) < 0) return -1;
+    if (make_tensor(c, &p->arrays[0], false, &p->tensor) < 0) return -1;
     if (read_array(c, &p->arrays[1], p->lse_name, lse, false) < 0) return -1;
     if (read_lse(&p->arrays[1], &p->tensor, &data) < 0) return -1;
     p->lse = data;

@@ -1109,7 +1109,9 @@ def _values(options):
     """All options in the operators' order."""
     unknown = [name for name in options if name not in _OPTIONS and name != "stream"]
     if unknown:
-        raise TypeError(f"there is no option {unknown[0]!r}")
+        raise TypeError(
+            f"there is no option {unknown[0]!r}: help(flashattn.attention) lists them"
+        )
     check_types(options)
     values = []
     for name in _OPTIONS:

@@ -45,7 +45,8 @@ struct fa_cuda_family {
 
 extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_split_sm90, fa_cuda_forward_sm80,
     fa_cuda_forward_split_sm80, fa_cuda_forward_sm75, fa_cuda_forward_tf32_sm90,
-    fa_cuda_forward_f16x3_sm90, fa_cuda_forward_split_tf32_sm90, fa_cuda_forward_split_f16x3_sm90,
+    fa_cuda_forward_f16x3_sm90, fa_cuda_forward_tf32_rounded, fa_cuda_forward_split_tf32_sm90,
+    fa_cuda_forward_split_f16x3_sm90,
     fa_cuda_forward_tf32, fa_cuda_forward_tf32x3, fa_cuda_forward_simt, fa_cuda_forward_mixed,
     fa_cuda_forward_mixed_beside, fa_cuda_decode, fa_cuda_decode_latent_sm90, fa_cuda_decode_sm90,
     fa_cuda_backward_sm90, fa_cuda_backward_sm90_persistent, fa_cuda_backward_sm90_joined,

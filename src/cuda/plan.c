@@ -10,13 +10,14 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. simt, the last one, does every problem. */
-enum { MAX_FAMILIES = 17 };
+enum { MAX_FAMILIES = 18 };
 #define FORWARD                                                                                    \
     {                                                                                              \
         &fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90,        \
             &fa_cuda_decode_sm90, &fa_cuda_decode, &fa_cuda_forward_split_sm90,                    \
             &fa_cuda_forward_sm90, &fa_cuda_forward_split_sm80, &fa_cuda_forward_sm80,             \
-            &fa_cuda_forward_sm75, &fa_cuda_forward_split_tf32_sm90, &fa_cuda_forward_tf32_sm90,   \
+            &fa_cuda_forward_sm75, &fa_cuda_forward_tf32_rounded,                                  \
+            &fa_cuda_forward_split_tf32_sm90, &fa_cuda_forward_tf32_sm90,                          \
             &fa_cuda_forward_split_f16x3_sm90, &fa_cuda_forward_f16x3_sm90, &fa_cuda_forward_tf32, \
             &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                                         \
     }
@@ -83,7 +84,7 @@ bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why,
     if (!name[0]) return true;
     *asked = find_family(pass, name);
     if (*asked) return true;
-    char names[160];
+    char names[192];
     list_families(pass, names, sizeof names);
     snprintf(why, size, "%s is \"%s\"; expected one of the families of kernels: %s",
              variables[pass], name, names);

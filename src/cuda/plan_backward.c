@@ -42,7 +42,7 @@ int fa_cuda_count_splits(const fa_problem *p, int64_t tasks, int64_t room)
     const int64_t wanted = p->causal ? 6 * room : full ? tasks : 4 * room;
     if (tasks == 0 || p->batch_invariant) return 1;
     int64_t splits = 1;
-    for (int64_t i = 2; i <= group / 2 && tasks * splits < wanted; i++)
+    for (int64_t i = 2; i <= group / 2 && i <= FA_CUDA_MOST_SPLITS && tasks * splits < wanted; i++)
         if (group % i == 0) splits = i;
     return (int)splits;
 }
@@ -213,6 +213,26 @@ static bool add_dsinks(const fa_cuda_planning *x)
     if (!l) return false;
     use_delta(x, l);
     fa_cuda_set_tasks(l, 1, x->problem->heads_q);
+    return true;
+}
+
+bool fa_cuda_refuse_gradients(const fa_problem *p, char *why, size_t size)
+{
+    const struct {
+        const char *name;
+        const fa_view *view;
+    } tensors[] = {{"dout", &p->dout},
+                   {"gradients.dq", &p->dq},
+                   {"gradients.dk", &p->dk},
+                   {"gradients.dv", &p->dv}};
+    for (int i = 0; i < 4; i++) {
+        const fa_view *v = tensors[i].view;
+        if (!v->data || v->dtype == p->q.dtype) continue;
+        fa_cuda_say(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(v->dtype));
+        return true;
+    }
+    if (!p->block_table) return false;
+    fa_cuda_say(why, size, "block_table is given");
     return true;
 }
 

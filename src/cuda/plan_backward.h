@@ -21,6 +21,9 @@ typedef struct fa_cuda_planning {
     size_t size;
 } fa_cuda_planning;
 
+/* Query heads that share a key/value head are split among at most so many blocks: a group may have millions of heads. */
+enum { FA_CUDA_MOST_SPLITS = 1024 };
+
 /* How many blocks, or clusters, share the `tasks` tiles of keys, each with some of the query heads that share a key/value head.
  * room: how many run at once.
  * Under a causal mask the first keys are seen by twice as many queries as the average, which six
@@ -77,6 +80,9 @@ bool fa_cuda_add_dbias_clear(const fa_cuda_planning *planning, fa_cuda_dbias dbi
 /* Tells the launches so far where its sums are, and adds the one that rounds them. */
 bool fa_cuda_add_dbias_round(const fa_cuda_planning *planning, fa_cuda_dbias dbias,
                              size_t sums_offset);
+
+/* What no kernel for tensor cores does: gradients of another type than the queries, and pages. */
+bool fa_cuda_refuse_gradients(const fa_problem *problem, char *why, size_t size);
 
 /* Backward keeps sums of the gradients of queries and keys in registers: head dims above 512 have no variant. */
 bool fa_cuda_refuse_wide_backward(const fa_problem *problem, char *why, size_t size);

@@ -54,33 +54,6 @@ static bool queue_sm80(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&backward, &params}, fault);
 }
 
-/* ---- What can be done ------------------------------------------------------------------------ */
-
-static bool refuse_gradient_dtypes(const fa_problem *p, char *why, size_t size)
-{
-    const struct {
-        const char *name;
-        const fa_view *view;
-    } tensors[] = {{"dout", &p->dout},
-                   {"gradients.dq", &p->dq},
-                   {"gradients.dk", &p->dk},
-                   {"gradients.dv", &p->dv}};
-    for (int i = 0; i < 4; i++) {
-        const fa_view *v = tensors[i].view;
-        if (!v->data || v->dtype == p->q.dtype) continue;
-        fa_cuda_say(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(v->dtype));
-        return true;
-    }
-    return false;
-}
-
-static bool refuse_pages(const fa_problem *p, char *why, size_t size)
-{
-    if (!p->block_table) return false;
-    fa_cuda_say(why, size, "block_table is given");
-    return true;
-}
-
 /* ---- The plan -------------------------------------------------------------------------------- */
 
 /* The variants of a family: those of the kernel, and the first ones of the launches before and
@@ -309,7 +282,7 @@ static shares choose_shares(const fa_problem *p, const fa_cuda_device *device, c
     }
     const seen s = count_seen(p, v);
     *least = shares_us(p, device, v, &s, best);
-    for (int of_heads = 1; of_heads <= group; of_heads++) {
+    for (int of_heads = 1; of_heads <= group && of_heads <= FA_CUDA_MOST_SPLITS; of_heads++) {
         if (group % of_heads) continue;
         for (int parts = 1; parts <= (is_packed(p) ? 1 : MOST_PARTS); parts++) {
             const int64_t splits = (int64_t)of_heads * parts, blocks = tasks * splits;
@@ -575,8 +548,8 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 /* What none of the variants does, whatever its element type. */
 static bool refuse_others(const fa_problem *p, char *why, size_t size)
 {
-    return fa_cuda_refuse_options(p, why, size) || refuse_gradient_dtypes(p, why, size) ||
-           refuse_pages(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
+    return fa_cuda_refuse_options(p, why, size) || fa_cuda_refuse_gradients(p, why, size) ||
+           fa_cuda_refuse_rows(p, max_rows, why, size) ||
            fa_cuda_refuse_wide_backward(p, why, size);
 }
 

@@ -165,31 +165,6 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 
 /* ---- What can be done ------------------------------------------------------------------------ */
 
-static bool refuse_gradient_dtypes(const fa_problem *p, char *why, size_t size)
-{
-    const struct {
-        const char *name;
-        const fa_view *view;
-    } tensors[] = {{"dout", &p->dout},
-                   {"gradients.dq", &p->dq},
-                   {"gradients.dk", &p->dk},
-                   {"gradients.dv", &p->dv}};
-    for (int i = 0; i < 4; i++) {
-        const fa_view *v = tensors[i].view;
-        if (!v->data || v->dtype == p->q.dtype) continue;
-        fa_cuda_say(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(v->dtype));
-        return true;
-    }
-    return false;
-}
-
-static bool refuse_pages(const fa_problem *p, char *why, size_t size)
-{
-    if (!p->block_table) return false;
-    fa_cuda_say(why, size, "block_table is given");
-    return true;
-}
-
 static bool refuse_head_dims(const fa_problem *p, int64_t widest, char *why, size_t size)
 {
     if (p->d <= widest && p->d_v <= widest) return false;
@@ -229,11 +204,16 @@ static bool is_ordered(const fa_problem *p)
 /* The kernels for the widest head dims have their own tiles and threads. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 
+/* Whether no key is hidden by its position. */
+static bool sees_all(const fa_problem *p)
+{
+    return !p->causal && p->window_left < 0 && p->window_right < 0;
+}
+
 /* Whether there is no mask, all sequences have the same lengths, and a key head has one query head. */
 static bool is_full(const fa_problem *p)
 {
-    return !p->causal && p->window_left < 0 && p->window_right < 0 && !fa_cuda_has_own_lengths(p) &&
-           p->heads_q == p->heads_kv;
+    return sees_all(p) && !fa_cuda_has_own_lengths(p) && p->heads_q == p->heads_kv;
 }
 
 /* Whether query heads share keys. */
@@ -241,6 +221,14 @@ static bool has_groups(const fa_problem *p) { return p->heads_q != p->heads_kv; 
 
 /* Whether a key is seen by queries of a limited distance. */
 static bool has_window(const fa_problem *p) { return p->window_left >= 0; }
+
+static bool is_packed(const fa_problem *p) { return p->cu_seqlens_q && p->cu_seqlens_k; }
+
+/* The most queries of a sequence. */
+static int64_t count_sequence_rows(const fa_problem *p)
+{
+    return p->cu_seqlens_q && p->max_q < p->rows_q ? p->max_q : p->rows_q;
+}
 
 /* Whether it takes those for head dim 64. */
 static bool is_narrow(const fa_problem *p) { return p->d <= 64 && p->d_v <= 64; }
@@ -539,12 +527,12 @@ static bool can_be_uneven(const fa_variant *v) { return !v->joined; }
 static bool is_undivided(const fa_problem *p)
 {
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
-    for (int64_t i = 2; i <= group / 2; i++)
+    for (int64_t i = 2; i <= group / 2 && i <= FA_CUDA_MOST_SPLITS; i++)
         if (group % i == 0) return false;
     return group > 1;
 }
 
-/* Whether there are few blocks of such groups. Where sums have one order, the model decides then. In more rounds whole groups, which
+/* Whether there are few blocks of undivided groups. Where sums have one order, the model decides then. In more rounds whole groups, which
  * round dQ, are as fast or faster (H200, 28/4 and 24/8 heads of 128, causal, rate over that of splits: 1.9 rounds 1.03 to 1.2, 3.9 0.98
  * and 1.27). */
 static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers)
@@ -553,21 +541,26 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
            !fa_cuda_has_own_lengths(p) && !p->batch_invariant;
 }
 
-/* Whether each query head of a group has its own blocks where sums have one order: in long causal rows at head dims of 65 to 128. Such
- * blocks ascend and hardly wait, and sums of dK and dV cost little beside them. (H200, head dim 128, rate over that of any order, whole groups that
- * round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.90, 0.97, n 16k 0.88, 0.98; 64/8, n 8k 0.88, 0.957; 24/3, 3 x 6,376 0.93, 1.01; 8/1, 2 x 11,986 0.73,
- * 0.95; 32/8, n 8k 0.963, 0.948, n 16k 0.95, 0.964, n 32k 0.955, 0.984; 16/4, n 16k 0.92, 0.964; 16/2, 2 x 16k 0.87, 0.967; 24/8, n 12,000 0.94, 0.90. Head
- * dim 96, 32/8, n 16k 0.974, 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928.) */
+/* Whether each query head of a group has its own blocks where sums have one order: in long causal rows at head dims of 65 to
+ * 128. Such blocks ascend and hardly wait, and sums of dK and dV cost little beside them. Also without a mask, in up to two
+ * rounds of whole groups: the more heads there are, the fewer blocks of a head begin one after the other (rate over that of
+ * any order, before and with it: head dim 64, 16/2, n 8k 0.85, 0.94, 12/4, n 6,729 0.93, 1.04 to 1.1; 128, 16/2, n 4,665 0.96,
+ * 1.04 to 1.08; 96, 20/5, n 6,000 0.935, 0.945; 3.9 rounds, 64, 2 x 4k, 32/8 0.95, 0.92). (Causal: H200, head dim 128, rate over that
+ * of any order, whole groups that round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.90, 0.97, n 16k 0.88, 0.98; 64/8, n
+ * 8k 0.88, 0.957; 24/3, 3 x 6,376 0.93, 1.01; 8/1, 2 x 11,986 0.73, 0.95; 32/8, n 8k 0.963, 0.948, n 16k 0.95, 0.964, n 32k
+ * 0.955, 0.984; 16/4, n 16k 0.92, 0.964; 16/2, 2 x 16k 0.87, 0.967; 24/8, n 12,000 0.94, 0.90. Head dim 96, 32/8, n 16k 0.974,
+ * 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928.) */
 static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t takers)
 {
     const double most_bytes = 2e9, /* of the sums: a training step has to have room for them */
         bytes = 2.0 * (double)(p->batch * p->heads_q) * (double)p->rows_k * 128 * sizeof(float);
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
                   tiles = count_key_tiles(p);
-    if (!is_ordered(p) || bytes > most_bytes || !fa_cuda_shrinks(p) || is_narrow(p) || p->d > 128 ||
-        p->d_v > 128 || p->batch_invariant || find_options(p) || fa_cuda_has_own_lengths(p) ||
-        has_few_undivided(p, tasks, takers))
+    if (!is_ordered(p) || bytes > most_bytes || p->d > 128 || p->d_v > 128 || p->batch_invariant ||
+        find_options(p) || fa_cuda_has_own_lengths(p))
         return false;
+    if (sees_all(p)) return group > 1 && tiles > 32 && tasks <= 2 * takers;
+    if (!fa_cuda_shrinks(p) || is_narrow(p) || has_few_undivided(p, tasks, takers)) return false;
     if (!is_above_96(p)) return group >= 7 && tiles >= 40 && tiles < 96;
     return group >= 4 && tiles >= (group >= 7 ? 40 : 96);
 }
@@ -577,8 +570,18 @@ static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t take
 static bool has_modelled_order(const fa_problem *p, const fa_variant *v, int64_t tasks,
                                int64_t takers)
 {
-    const bool full = !p->causal && !has_window(p) && p->window_right < 0;
-    return is_wide(v) || has_few_undivided(p, tasks, takers) || full;
+    return is_wide(v) || has_few_undivided(p, tasks, takers) || sees_all(p);
+}
+
+/* Whether blocks of packed sequences are so short that query heads share keys, although that leaves few rounds of blocks (H200, one order,
+ * rate over that of halves of a group: 190 sequences of 200 rows, 4/1 heads of 96 1.31, 167 of 340 1.20; 50 of 550, 8/2 of 128 1.10; 79 of 330, 4/1 of 64 1.11, 44 of
+ * 390, 8/2 1.11; but 52 of up to 3,936, 4/1 0.88, 58 of up to 2,198, 8/1 0.89). */
+static bool has_short_blocks(const fa_problem *p, const fa_variant *v, int64_t tasks,
+                             int64_t takers)
+{
+    const int64_t tiles = fa_cuda_count_tiles(count_sequence_rows(p), FA_BACKWARD_SM90_QUERIES);
+    return is_packed(p) && !is_wide(v) && fa_cuda_shrinks(p) &&
+           tiles * p->heads_q <= 128 * p->heads_kv && 10 * tasks >= 19 * takers;
 }
 
 /* Blocks among which the query heads of a group are split. With 90 shapes of 20 to 670 key tiles and groups of 2 to 8 heads (H200),
@@ -595,13 +598,14 @@ static int count_splits(const fa_problem *p, const fa_variant *v, int64_t tasks,
     const double least_gain = 0.97;
     if (v->rounding) return 1; /* has_last_shares */
     if (!is_wide(v) && splits_whole_groups(p, tasks, takers)) return (int)group;
+    if (!p->batch_invariant && !p->bias.data && has_short_blocks(p, v, tasks, takers)) return 1;
     /* With a bias there may be a dbias, of which fa_workspace_size does not know. */
     if (tasks == 0 || p->batch_invariant || p->bias.data || fa_cuda_has_own_lengths(p) ||
         (is_ordered(p) && !has_modelled_order(p, v, tasks, takers)))
         return fa_cuda_count_splits(p, tasks, takers);
     int64_t best = 1;
     double least = splits_us(p, v, tasks, 1, device);
-    for (int64_t splits = 2; splits <= group; splits++) {
+    for (int64_t splits = 2; splits <= group && splits <= FA_CUDA_MOST_SPLITS; splits++) {
         const bool above_half = 2 * splits > group + 1;
         if ((group % splits && !can_be_uneven(v)) || (above_half && tasks * splits > most))
             continue;
@@ -708,14 +712,6 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, keys);
     fa_cuda_map_view(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, keys);
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
-}
-
-static bool is_packed(const fa_problem *p) { return p->cu_seqlens_q && p->cu_seqlens_k; }
-
-/* The most queries of a sequence. */
-static int64_t count_sequence_rows(const fa_problem *p)
-{
-    return p->cu_seqlens_q && p->max_q < p->rows_q ? p->max_q : p->rows_q;
 }
 
 /* The most key tiles of a sequence. Of packed ones the queries say it, which have as many rows or nearly so. */
@@ -837,7 +833,7 @@ static int64_t find_wide_together(const fa_variant *v, int64_t tiles)
     return !v->persistent ? 2 : tiles > 16 ? 4 : 1;
 }
 
-/* Those of them whose blocks take turns, so that a block starts later than the one whose additions it follows. For persistent
+/* Heads whose blocks ascend and take turns, so that a block starts later than the one whose additions it follows. For persistent
  * blocks and short sequences they make two rounds of blocks, so that nobody waits (head dim 64, rate over that of sums in any
  * order: n 256 with 4 heads 0.91, with 128 0.97; n 512 with 4 0.96, with 64 0.985; n 4k with 1 head 0.95, with 4 0.97; n 16k with
  * 1, 4 and 8 heads 0.97, 0.99, 0.92, where 8 do not fit into the L2 cache. Head dim 128, n 512: with 4 0.98, with 66 0.94). At head
@@ -867,15 +863,13 @@ static int64_t count_ascending_together(const fa_problem *p, const fa_cuda_plan_
     return clamp(count_heads_in(p, v, room), 1, most);
 }
 
-/* Heads whose blocks ascend, where sums have one order (tiles_before in
- * kernels/backward_sm90/work.cuh). Only under a causal mask without a window, where later keys are
- * seen by later queries, and by fewer. A block that ascends hardly waits for its turn, but a head's
- * longest blocks come last. So the blocks of the last heads take turns instead: one round of blocks,
- * or up to two if these heads fit into three quarters of the L2 cache and are at most half of all
- * (H200, rate over that of any order with one round and with two: n 4k, head dim 128 0.976, 0.990, 64
- * 0.935, 0.941, 192 0.978, 0.993; n 16k, head dim 128 0.98, 0.94; n 2k, 16 heads, 0.94, 0.76). Where an
- * item's sums must not depend on the batch, all heads ascend, also with one key tile: in a batch with
- * longer items they would. */
+/* Heads whose blocks ascend, where sums have one order (tiles_before in kernels/backward_sm90/work.cuh). Only under a causal
+ * mask without a window, where later keys are seen by later queries, and by fewer. A block that ascends hardly waits for its
+ * turn, but a head's longest blocks come last. So the blocks of the last heads take turns instead: one round of blocks, or up
+ * to two if these heads fit into three quarters of the L2 cache and are at most half of all (H200, rate over that of any order
+ * with one round and with two: n 4k, head dim 128 0.976, 0.990, 64 0.935, 0.941, 192 0.978, 0.993; n 16k, head dim 128 0.98,
+ * 0.94; n 2k, 16 heads, 0.94, 0.76). Where an item's sums must not depend on the batch, all heads ascend, also with one key
+ * tile: in a batch with longer items they would. */
 static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_launch *l,
                                      const fa_cuda_device *device)
 {
@@ -883,8 +877,8 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t heads = l->tasks / l->tiles;
     const fa_variant *v = &fa_variants[l->variant];
     if (has_groups(p) && takes_heads_in_turn(v)) return 0; /* hardly any block waits */
-    /* Their long blocks do not come last (rate over that of any order, before and now: 450 sequences of some 343 rows, 4/2 heads of 96, 0.88 and
-     * 1.01; 40 of 800, 16/4, 0.84 and 1.046; 6 of 5,000, 8 heads of 128, 0.94 and 0.99). */
+    /* Packed: a head's long blocks do not come last (rate over that of any order, before and now: 450 sequences of some 343
+     * rows, 4/2 heads of 96, 0.88 and 1.01; 40 of 800, 16/4, 0.84 and 1.046; 6 of 5,000, 8 heads of 128, 0.94 and 0.99). */
     if (is_packed(p) && !is_wide(v) && l->tasks >= 2 * count_takers(v, device) &&
         2 * l->tiles >= 3 * count_sequence_tiles(p, l))
         return heads;
@@ -893,8 +887,8 @@ static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_lau
     const int64_t left =
         p->batch_invariant ? 0 : clamp(heads / 2, least, clamp(fit, least, 2 * busy));
     if (heads <= left) return 0;
-    /* Whole groups of wide heads, if there is room for those that are over. A group of one head does not come behind others (head dim 96, n 16k, 16 heads, three
-     * left and four together 0.94 of any order, four left 1.00). */
+    /* Whole groups of wide heads, if there is room for those that are over. A group of one head does not come behind others
+     * (head dim 96, n 16k, 16 heads, three left and four together 0.94 of any order, four left 1.00). */
     const int64_t over = (heads - left) % count_ascending_together(p, l, device);
     const bool ragged = is_wide(v) ? v->persistent : !v->persistent && over == 1;
     const bool adds = ragged && !p->batch_invariant && heads - left > over &&
@@ -919,11 +913,17 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
 }
 
 /* Whether two tiles of dQ are counted together. In long rows that is faster, in shorter ones blocks wait longer for each other
- * (head dim 64, rate over that of sums in any order, without and with: n 4k full 0.96, 0.98, n 3,200 0.943, 0.992, n 2,700 0.945, 0.976; causal n 2k
- * 0.97, 0.90, n 16k 0.96, 1.00; a window of 1,024 keys 0.92, 0.84). */
-static bool counts_pairs(const fa_problem *p, int64_t q_tiles)
+ * (head dim 64, rate over that of sums in any order, without and with: n 4k full 0.96, 0.98, n 3,200 0.943, 0.992, n 2,700
+ * 0.945, 0.976; causal n 2k 0.97, 0.90, n 16k 0.96, 1.00; a window of 1,024 keys 0.92, 0.84). Of packed sequences, blocks of
+ * few key heads follow each other closely (causal, without and with: 72 of 1,250 rows, 2 heads 1.006, 0.896; 434 of 760, 2
+ * heads 0.944, 0.870; 109 of 1,240, 4 heads 0.934, 0.907; 5 of 1,800, 64/16 0.930, 0.962; 41 of 1,060, 32/8 0.971, 0.995; 58 of
+ * up to 6,640, 8/1 0.853, 0.902). */
+static bool counts_pairs(const fa_problem *p)
 {
-    return q_tiles >= (fa_cuda_shrinks(p) ? 128 : 44) && p->window_left < 0;
+    const int64_t tiles = fa_cuda_count_tiles(count_sequence_rows(p), FA_BACKWARD_SM90_QUERIES);
+    if (has_window(p)) return false;
+    if (is_packed(p)) return tiles >= 96 || (p->heads_kv >= 8 && p->rows_q >= 1000 * p->batch);
+    return tiles >= (fa_cuda_shrinks(p) ? 128 : 44);
 }
 
 /* The order also makes an item's sums independent of the batch. tiles_ahead: for 8 query tiles' time a persistent block describes
@@ -940,7 +940,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
         own->ordered ? v->ordered : own->left.groups == 1 && runs_first_ahead(p, main, device, own);
     own->heads_ascending = v->ordered ? count_heads_ascending(p, main, device) : 0;
     own->ascending_together = count_ascending_together(p, main, device);
-    own->counts_pairs = own->ordered && counts_pairs(p, prepare->tiles);
+    own->counts_pairs = own->ordered && counts_pairs(p);
     own->tiles_ahead = own->heads_ascending > 0 ? 4 : 8;
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
@@ -1080,9 +1080,8 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     const fa_cuda_planning x = {p, device, plan, why, size};
     fa_cuda_backward_sm90_launch own;
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_gradient_dtypes(p, why, size) || refuse_pages(p, why, size) ||
-        refuse_head_dims(p, 256, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
-        fa_cuda_refuse_block_strides(p, why, size))
+        fa_cuda_refuse_gradients(p, why, size) || refuse_head_dims(p, 256, why, size) ||
+        fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = find_variant(p, device, plan->family);
     map_tensors(p, find_block_keys(v), own.maps);
@@ -1311,7 +1310,7 @@ static bool is_single(const fa_problem *p)
     return can_store_dq(p, &u) && p->rows_k <= FA_BACKWARD_SM90_KEYS;
 }
 
-/* That needs no words. */
+/* Writes no reason. */
 static bool is_not_single(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)device, (void)why, (void)size;
@@ -1356,11 +1355,11 @@ static bool has_nested_tiles(const fa_problem *p)
            (p->causal || p->window_right < 0);
 }
 
-/* Whether blocks need not share keys, because there are enough of them. Where sums must have one order, two rounds are enough under a causal
- * mask, for blocks that share keys take one head after the other (H200, rate over that of any order, blocks that share keys, and rounding:
- * head dim 128, 1.9 rounds 0.945, 0.941 and 0.968, 0.972, 2.9 0.957, 1.04, 3.9 0.78 to 0.91, 0.875 to 0.96; 64, 1.9 rounds 0.90 to 0.93,
- * 0.95 to 0.97, 2.9 0.90, 1.03, 3.9 0.86 to 0.91, 0.96 to 0.97). To eight key tiles rounding is faster than any order (four query heads for a key head, 2.4 to 4.8
- * rounds 1.13 to 1.44). */
+/* Whether blocks need not share keys, because there are enough of them. Where sums must have one order, two rounds are enough
+ * under a causal mask, for blocks that share keys take one head after the other (H200, rate over that of any order, blocks that
+ * share keys, and rounding: head dim 128, 1.9 rounds 0.945, 0.941 and 0.968, 0.972, 2.9 0.957, 1.04, 3.9 0.78 to 0.91, 0.875 to
+ * 0.96; 64, 1.9 rounds 0.90 to 0.93, 0.95 to 0.97, 2.9 0.90, 1.03, 3.9 0.86 to 0.91, 0.96 to 0.97). To eight key tiles rounding
+ * is faster than any order (four query heads for a key head, 2.4 to 4.8 rounds 1.13 to 1.44). */
 static bool has_enough_blocks(const fa_problem *p, const fa_cuda_device *device)
 {
     const int64_t tasks = count_key_tiles(p) * p->heads_kv * p->batch;
@@ -1400,10 +1399,10 @@ static int64_t count_chains_at_once(const fa_cuda_device *device, int64_t tiles)
     return device->multiprocessors / 18 * (16 / tiles);
 }
 
-/* Rate over that of the other families (H200): two key tiles, from one round of blocks to 15, 1.05 to 1.5 (but see is_slow_rounding). More in one round: causal,
- * head dim 64, 5, 6 and 8 key tiles 1.23, 1.16, 1.07, 128, 3, 4, 5 and 7 1.09 to 1.2, 1.06 to 1.2, 1.13, 0.94; full, head dim 64, 3
- * and 4 1.28, 1.16, 128, 3, 5 and 8 1.07 to 1.2, 0.93, 0.77. In more rounds 4 0.93 to 0.98. A tile takes longer here, so with many
- * query tiles nothing is won. That needs no words. */
+/* Rate over that of the other families (H200): two key tiles, from one round of blocks to 15, 1.05 to 1.5 (but see
+ * is_slow_rounding). More in one round: causal, head dim 64, 5, 6 and 8 key tiles 1.23, 1.16, 1.07, 128, 3, 4, 5 and 7 1.09 to
+ * 1.2, 1.06 to 1.2, 1.13, 0.94; full, head dim 64, 3 and 4 1.28, 1.16, 128, 3, 5 and 8 1.07 to 1.2, 0.93, 0.77. In more rounds
+ * 4 0.93 to 0.98. A tile takes longer here, so with many query tiles nothing is won. Writes no reason. */
 static bool is_slow_chain(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)why, (void)size;
@@ -1441,13 +1440,14 @@ const fa_cuda_family fa_cuda_backward_sm90_chained = {
     .plan = plan_chained,
 };
 
-/* The same to head dim 64 (see below). Rate over that of the other families (H200, by rounds of blocks): causal, 2 key tiles, 3 rounds
- * 0.89, 6 1.02 to 1.06, 16 and more 1.12 to 1.16; 3 and 4, 1.2 to 30 rounds 1.09 to 1.27; 5 to 8, 1.2 rounds 0.83 to 0.98, 1.8 to 31 1.04
- * to 1.18; 12, 1.2 rounds 0.86, 1.8 to 16 1.01 to 1.07; 16, 1.8 rounds 0.96, 3 to 16 1.00 to 1.05; 24 and 32 0.84 to 1.04. Full, 2 key tiles, 3
- * rounds 0.91, 6 to 32 1.02 to 1.16; 3, 1.8 rounds 0.98 to 1.00, 3 to 32 1.01 to 1.07; 4, 3 rounds 0.98, 6 to 32 1.01 to 1.05; 5, 6 rounds
- * 0.98, 16 and 32 1.05; 8, 3 to 32 rounds 1.00 to 1.02; 16 0.87 to 0.99. Where sums must have one order, others are slower (with one key/value
- * head for each query head 1.00 to 1.3), but for two key tiles, which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00; full, rate over that of
- * any order, others and this: n 2,406 0.925, 0.972, n 2,700 0.945, 0.985, n 3,200 0.992, 0.971, with 3.9 rounds n 4k 0.91, 0.936). */
+/* is_slow_rounding to head dim 64. Rate over that of the other families (H200, by rounds of blocks): causal, 2 key tiles, 3
+ * rounds 0.89, 6 1.02 to 1.06, 16 and more 1.12 to 1.16; 3 and 4, 1.2 to 30 rounds 1.09 to 1.27; 5 to 8, 1.2 rounds 0.83 to
+ * 0.98, 1.8 to 31 1.04 to 1.18; 12, 1.2 rounds 0.86, 1.8 to 16 1.01 to 1.07; 16, 1.8 rounds 0.96, 3 to 16 1.00 to 1.05; 24 and
+ * 32 0.84 to 1.04. Full, 2 key tiles, 3 rounds 0.91, 6 to 32 1.02 to 1.16; 3, 1.8 rounds 0.98 to 1.00, 3 to 32 1.01 to 1.07; 4,
+ * 3 rounds 0.98, 6 to 32 1.01 to 1.05; 5, 6 rounds 0.98, 16 and 32 1.05; 8, 3 to 32 rounds 1.00 to 1.02; 16 0.87 to 0.99. Where
+ * sums must have one order, others are slower (with one key/value head for each query head 1.00 to 1.3), but for two key tiles,
+ * which are a chain, and long rows (full n 4k 0.98, causal n 16k 1.00; full, rate over that of any order, others and this: n
+ * 2,406 0.925, 0.972, n 2,700 0.945, 0.985, n 3,200 0.992, 0.971, with 3.9 rounds n 4k 0.91, 0.936). */
 static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
     if (is_ordered(p))
@@ -1460,12 +1460,12 @@ static bool is_slow_narrow_rounding(const fa_problem *p, int64_t tiles, int64_t 
     return tiles > 8 || percent < (tiles == 2 ? 500 : tiles == 3 ? 250 : tiles == 4 ? 500 : 1000);
 }
 
-/* The same with a window. Rate over that of any order (H200, by the key tiles that a query sees): head dim 64, 2 1.15, 3 1.05 (half a round
- * of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (others in one order 0.93 to 0.95), 33 0.94 (0.87), 65 0.915 (0.857), with four query heads for a
- * key head 0.995 (0.78), 129 0.877 (0.82), 0.975 (0.82); 128, 2 1.29, 3 1.13 (half a
- * round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06 (half a round 0.92), 17 0.96 (0.94), 33 0.97 (0.98). Four query heads for a key head: head dim 96, 5 0.97
- * (0.89), 64, 3 1.15, 9
- * 1.03, 128, 3 1.14, 9 0.84; seven: 64, 5 0.92 (0.97). */
+/* is_slow_rounding with a window. In brackets: others in one order. Rate over that of any order (H200, by the key tiles that a
+ * query sees): head dim 64, 2 1.15, 3 1.05 (half a round of blocks 1.15 to 1.37), 5 1.01 to 1.13, 9 0.97 to 1.04 (0.93 to
+ * 0.95), 33 0.94 (0.87), 65 0.915 (0.857), with four query heads for a key head 0.995 (0.78), 129 0.877 (0.82), 0.975 (0.82);
+ * 128, 2 1.29, 3 1.13 (half a round 1.32), 5 1.07 to 1.14, 9 1.01 to 1.06 (half a round 0.92), 17 0.96 (0.94), 33 0.97 (0.98).
+ * Four query heads for a key head: head dim 96, 5 0.97 (0.89), 64, 3 1.15, 9 1.03, 128, 3 1.14, 9 0.84; seven: 64, 5 0.92
+ * (0.97). */
 static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
 {
     const int64_t keys = FA_BACKWARD_SM90_KEYS, seen = count_rows_together(p) / keys - 2;
@@ -1478,12 +1478,12 @@ static bool is_slow_window_rounding(const fa_problem *p, int64_t percent)
     return seen > (narrow || percent < 100 ? 6 : 10);
 }
 
-/* The same where query heads share keys (H200, four query heads for a key head, rate over that of any order, by key tiles): causal, head dim
- * 64, 2 1.5, 4 1.2, 8 1.1, 16 1.04 (with three query heads 0.98), 32 0.99 (others in one order 0.89), 128 0.95 (0.70); 128, 2 1.7, 4 1.3, 8
- * 1.12, 12 1.07, 16 1.0, 32 0.96 to 0.99 (0.83), 64 0.94 (0.84), 128 0.92 (0.77). Full, head dim 64, 2 1.13 to 1.19, 3 1.13, 4 1.06, 6 1.04
- * (0.955), 8 0.97 to 0.99 (0.90), 32 0.95 (0.955); 128, 2 1.17 to 1.24, 3 1.15 to 1.2, 4 1.10, 6 1.07, 8 1.00 to 1.02 (1.02), 32 0.90 to
- * 0.93 (0.98). With two rounds of blocks: causal, 8, 64 1.01, 128 0.985. With seven
- * query heads, 128, causal, 1.9 rounds: 16 1.19, 32 1.00. */
+/* is_slow_rounding where query heads share keys (in brackets: others in one order; H200, four query heads for a key head, rate
+ * over that of any order, by key tiles): causal, head dim 64, 2 1.5, 4 1.2, 8 1.1, 16 1.04 (with three query heads 0.98), 32
+ * 0.99 (0.89), 128 0.95 (0.70); 128, 2 1.7, 4 1.3, 8 1.12, 12 1.07, 16 1.0, 32 0.96 to 0.99 (0.83), 64 0.94 (0.84), 128 0.92
+ * (0.77). Full, head dim 64, 2 1.13 to 1.19, 3 1.13, 4 1.06, 6 1.04 (0.955), 8 0.97 to 0.99 (0.90), 32 0.95 (0.955); 128, 2
+ * 1.17 to 1.24, 3 1.15 to 1.2, 4 1.10, 6 1.07, 8 1.00 to 1.02 (1.02), 32 0.90 to 0.93 (0.98). With two rounds of blocks:
+ * causal, 8, 64 1.01, 128 0.985. With seven query heads, 128, causal, 1.9 rounds: 16 1.19, 32 1.00. */
 static bool is_slow_group_rounding(const fa_problem *p, int64_t tiles, int64_t percent)
 {
     const bool narrow = is_narrow(p), many = p->heads_q >= 4 * p->heads_kv;
@@ -1501,7 +1501,7 @@ static bool is_slow_group_rounding(const fa_problem *p, int64_t tiles, int64_t p
  * 1.05 to 1.14; 4, 1.8 to 2.8 rounds 0.97 to 1.04, 4 to 36 1.04 to 1.11; 5 and 6, 1.7 rounds 0.96, 2.4 to 36 1.03 to 1.08; 7 and 8, 2.4
  * rounds 0.985, 4 to 18 1.02 to 1.09; 9 to 12, 4 rounds 0.96 to 0.98, 9 to 15 1.00 to 1.03; 16, 9 rounds 0.98. Half as many queries as keys
  * or fewer 0.84 to 0.89. Where sums must have one order, others wait as well: to 8 key tiles 0.99 to 1.30, causal to 28 1.00 to 1.13, full,
- * 16 and 32 key tiles 0.98, 0.97. That needs no words. */
+ * 16 and 32 key tiles 0.98, 0.97. Writes no reason. */
 static bool is_slow_rounding(const fa_problem *p, const fa_cuda_device *device, char *why,
                              size_t size)
 {
@@ -1565,12 +1565,12 @@ static bool has_many_rounds(const fa_problem *p, const fa_cuda_device *device, i
            tiles <= 16 && blocks > rounds * device->multiprocessors;
 }
 
-/* Of head dims above 64 blocks that are not persistent are as fast, or faster (head dim 128 on an H200, n 4k
- * causal: 523 TFLOP/s, persistent 498; head dim 64: 461, persistent 475). But a short block waits for its
- * loads most of the time, and a persistent one loads ahead (head dim 128, n 128 causal: 0.308 ms, persistent
- * 0.293; full, joined launches: 0.384 and 0.353). Neither does it wait where there are 16 rounds of blocks and more, without a mask (n
- * 512, 640, 768 and 1k with 768 heads 1.07, 1.04, 1.06, 1.04, n 896, 1k, 1.1k, 1.3k and 2k with 320 1.06, 1.03, 1.02, 1.04, 1.04; in
- * fewer rounds 0.95 to 1.02). That needs no words. */
+/* Of head dims above 64 blocks that are not persistent are as fast, or faster (head dim 128 on an H200, n 4k causal: 523
+ * TFLOP/s, persistent 498; head dim 64: 461, persistent 475). But a short block waits for its loads most of the time, and a
+ * persistent one loads ahead (head dim 128, n 128 causal: 0.308 ms, persistent 0.293; full, joined launches: 0.384 and 0.353).
+ * Neither does it wait where there are 16 rounds of blocks and more, without a mask (n 512, 640, 768 and 1k with 768 heads
+ * 1.07, 1.04, 1.06, 1.04, n 896, 1k, 1.1k, 1.3k and 2k with 320 1.06, 1.03, 1.02, 1.04, 1.04; in fewer rounds 0.95 to 1.02).
+ * Writes no reason. */
 static bool is_above_64(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
     (void)why, (void)size;
@@ -1624,13 +1624,11 @@ static bool splits_better_apart(const fa_problem *p, const fa_cuda_device *devic
     return apart_us < 0.95 * joined_us;
 }
 
-/* One launch is faster without a mask above head dim 64, unless one order of sums is faster still (16,384
- * tokens on an H100, head dim 128, one launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k
- * 649 and 646; head dim 64, n 1k: 388 and 417). Under a causal mask it was faster on one GPU (n 4k 531 and
- * 505), and on others up to 9% slower. Windows are not measured. Short sequences have persistent blocks. With 9 to 16 key tiles in more than
- * eight rounds three launches are faster (head dim 128, H200, n 1.1k with 128 and 320 heads 1.03, 1.01, n 1.3k 1.01, 1.02, n 1.7k with
- * 192 1.02).
- * That needs no words. */
+/* One launch is faster without a mask above head dim 64, unless one order of sums is faster still (16,384 tokens on an H100,
+ * head dim 128, one launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k 649 and 646; head dim 64, n 1k: 388 and
+ * 417). Under a causal mask it was faster on one GPU (n 4k 531 and 505), and on others up to 9% slower. Windows are not
+ * measured. Short sequences have persistent blocks. With 9 to 16 key tiles in more than eight rounds three launches are faster
+ * (head dim 128, H200, n 1.1k with 128 and 320 heads 1.03, 1.01, n 1.3k 1.01, 1.02, n 1.7k with 192 1.02). Writes no reason. */
 static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, char *why,
                             size_t size)
 {

@@ -581,11 +581,11 @@ static bool find_cut_of_many_rows(const keys_to_cut *k, const fa_variant *v, cut
     return true;
 }
 
-/* Cuts for one round: the time is that of a block or of the device, whichever reads longer, and that of the blocks
- * that merge. With few rows, two rounds, or two blocks on a multiprocessor, were never faster (H200, 19 shapes with up to 128
- * parts; us: 8 query heads and 2 key/value heads of 256 columns, 18k keys in 16, 32, 66 and 71 parts 22.7, 17.8, 19.2,
- * 24.4; 8 and one of 128, 32k keys in 32, 64 and 128 parts 18.7, 15.9, 18.9). Above FEW_PARTS,
- * multiples of it are merged fastest. Of equal ones, most parts are best. */
+/* Cuts for one round: the time is that of a block or of the device, whichever reads longer, and that of the blocks that merge.
+ * With few rows, two rounds, or two blocks on a multiprocessor, were never faster (H200, 19 shapes with up to 128 parts; us: 8
+ * query heads and 2 key/value heads of 256 columns, 18k keys in 16, 32, 66 and 71 parts 22.7, 17.8, 19.2, 24.4; 8 and one of
+ * 128, 32k keys in 32, 64 and 128 parts 18.7, 15.9, 18.9). Above FEW_PARTS, multiples of it are merged fastest. Of equal ones,
+ * most parts are best. */
 static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 {
     const int64_t most = clamp_parts(k->multiprocessors / k->tasks, k->most);
@@ -668,7 +668,7 @@ static bool find_cut_of_lengths(const keys_to_cut *k, const fa_variant *v, cut *
 {
     enum { LEAST_BYTES = 75 << 20, ROUND_PERCENT = 288, MOST_TILES = 16, MANY_TASKS = 120 };
     const int64_t tiles = at_least_one(fa_cuda_count_tiles(k->keys, v->keys));
-    if (k->tasks * k->keys * k->key_bytes < LEAST_BYTES) return false;
+    if ((double)(k->tasks * k->keys) * (double)k->key_bytes < LEAST_BYTES) return false;
     int64_t length = k->tasks * tiles / (ROUND_PERCENT * k->multiprocessors / 100) + 1;
     int64_t parts = fa_cuda_count_tiles(tiles, length);
     if (parts > FEW_PARTS) parts = (parts + FEW_PARTS / 2) / FEW_PARTS * FEW_PARTS;

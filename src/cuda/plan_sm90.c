@@ -96,9 +96,10 @@ static bool has_short_rows(const fa_problem *p)
 }
 
 /* Rows times keys of a head that the variant computes without a mask. */
-static int64_t count_padded_pairs(const fa_problem *p, const fa_variant *v)
+static double count_padded_pairs(const fa_problem *p, const fa_variant *v)
 {
-    return count_tiles(p, v) * count_queries(v) * fa_cuda_count_tiles(p->n_k, v->keys) * v->keys;
+    return (double)(count_tiles(p, v) * count_queries(v)) *
+           (double)(fa_cuda_count_tiles(p->n_k, v->keys) * v->keys);
 }
 
 /* At head dims 65 to 96 smaller query tiles have larger key tiles. They are better but in short rows, and where they compute
@@ -416,7 +417,7 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
     if (p->batch == 0) return false; /* it would read the length of a sequence */
     const int64_t short_row = p->causal && p->d > 128 ? 384 : 256, long_row = 2048;
     const fa_variant *v = &fa_variants[l->variant];
-    if (is_float32(v) || !FA_SM90_HAS_DYNAMIC(v->consumers, v->head_dim)) return false;
+    if (is_float32(v) || v->rounded || !FA_SM90_HAS_DYNAMIC(v->consumers, v->head_dim)) return false;
     if (l->cluster > 1 || v->options & (FA_SM90_BIAS | FA_SM90_BY_ROWS) || l->tasks >= INT32_MAX)
         return false;
     if (fa_cuda_has_own_lengths(p)) return p->causal || p->d <= 128 || p->max_q < long_row;
@@ -588,6 +589,14 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     fa_cuda_plan_launch *l = &plan->launches[plan->count - 1];
     l->overlaps = l->cluster == 1; /* forward_sm90_wide does not wait */
     return true;
+}
+
+bool fa_cuda_add_rounded(const fa_problem *halves, const fa_cuda_device *device, fa_cuda_plan *plan,
+                         char *why, size_t size)
+{
+    return !refuse_sizes(halves, why, size) &&
+           plan_any(halves, FA_FIRST_forward_tf32_rounded, FA_END_forward_tf32_rounded, 0, false,
+                    device, plan, why, size);
 }
 
 /* The largest head dims for which other kernels of forward_sm90 are much faster. */

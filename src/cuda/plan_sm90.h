@@ -25,6 +25,10 @@ int fa_cuda_sm90_options(const fa_problem *problem, fa_tensor_map_shape *bias);
 bool fa_cuda_add_sm90(const fa_problem *problem, int first, int end, bool overlaps,
                       const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size);
 
+/* The same of forward_sm90_wide for float32 inputs, with those rounded to float16 as queries, keys and values. */
+bool fa_cuda_add_rounded(const fa_problem *halves, const fa_cuda_device *device, fa_cuda_plan *plan,
+                         char *why, size_t size);
+
 enum { FA_SM90_LEAST_PAGE = 8 }; /* rows: TMA loads pages of multiples of it */
 
 /* Whether the variant takes pages of so many rows, or keys that are not in pages. */

@@ -179,8 +179,8 @@ static shape find_shape(const fa_problem *p, const fa_variant *v, const pace *pa
         const int64_t span = p->window_left + right + s.queries + FA_SM90_KEY_ALIGNMENT;
         if (span < s.most_keys) s.most_keys = span;
     }
-    s.memory_seconds =
-        2.0 * (double)(p->batch * p->heads_kv * s.most_keys * (p->d + p->d_v)) / memory_rate;
+    s.memory_seconds = 2.0 * (double)(p->batch * p->heads_kv * s.most_keys) *
+                       (double)(p->d + p->d_v) / memory_rate;
     return s;
 }
 
@@ -584,7 +584,7 @@ static bool is_line_too_long(const fa_problem *p, const shape *s)
 /* How many heads' lines are cut alike: as many as leave hardly a block without a section. */
 static int64_t count_in_step(int64_t heads, int64_t blocks)
 {
-    for (int64_t n = heads; n > 1; n--)
+    for (int64_t n = heads < blocks ? heads : blocks; n > 1; n--)
         if (heads % n == 0 && 100 * (blocks / n * n) >= 96 * blocks) return n;
     return 1;
 }

@@ -182,11 +182,11 @@ static void test_unknown_family(void)
     setup s = on_device();
     EXPECT(
         forward(&s), FA_ERROR_DEVICE, "FA_CUDA_KERNEL is \"sm81\"; expected one of the families",
-        "sm90 sm80_split sm80 sm75 tf32_split tf32_sm90 f16x3_split f16x3_sm90 tf32 tf32x3 simt");
+        "sm90 sm80_split sm80 sm75 tf32_rounded tf32_split tf32_sm90 f16x3_split f16x3_sm90 tf32 tf32x3 simt");
     setenv("FA_CUDA_KERNEL", "simt", 1);
     EXPECT(
         supported(&s), FA_ERROR_DEVICE, "FA_CUDA_KERNEL is \"sm81\"",
-        "sm90 sm80_split sm80 sm75 tf32_split tf32_sm90 f16x3_split f16x3_sm90 tf32 tf32x3 simt");
+        "sm90 sm80_split sm80 sm75 tf32_rounded tf32_split tf32_sm90 f16x3_split f16x3_sm90 tf32 tf32x3 simt");
 }
 
 static void test_asked_family(void)

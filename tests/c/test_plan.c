@@ -333,7 +333,7 @@ static void test_float32(void)
             for (int n = 0; n < 3; n++) {
                 const char *arithmetic;
                 const char *name = float32_family(&devices[i], precisions[n], d, &arithmetic);
-                fa_problem p = make_mapped(8, 300, d, d > 8 ? d - 8 : d);
+                fa_problem p = make_mapped(8, 100, d, d > 8 ? d - 8 : d);
                 set_dtype(&p, FA_FLOAT32);
                 p.precision = precisions[n];
                 check_plan(&p, &devices[i]);
@@ -620,6 +620,14 @@ static void test_query_tiles(void)
         const bool fewer = FA_SM90_QUERIES(fa_variants[plan.launches[0].variant].consumers) == 128;
         CHECK(fewer == cases[i].fewer, "case %zu: %s", i, name_of(&plan));
     }
+
+    /* Rows that are whole tiles in any case, and so long that 107 times their pairs are above 2^63. */
+    const fa_problem usual = make_mapped(1, 3072, 96, 96),
+                     huge = make_mapped(1, (int64_t)3072 * 97000, 96, 96);
+    const fa_cuda_plan plan = plan_by(&fa_cuda_forward_sm90, &usual, &devices[H200]),
+                       other = plan_by(&fa_cuda_forward_sm90, &huge, &devices[H200]);
+    CHECK(plan.launches[0].variant == other.launches[0].variant, "%s, with huge rows %s",
+          name_of(&plan), name_of(&other));
 }
 
 /* Causal pairs balance the work of blocks, unless a narrow window leaves all query tiles the same work. */
@@ -905,9 +913,8 @@ static void test_f16x3_clusters(void)
                   l->cluster == (i ? 2 : 1),
               "case %zu: %s", i, name_of(&plan));
         p.precision = FA_PRECISION_TF32; /* the same clusters, with high parts alone */
-        const fa_cuda_plan one = plan_of(&p, &devices[H200]);
-        CHECK(whole_family(&one) == &fa_cuda_forward_tf32_sm90 &&
-                  fa_variants[one.launches[0].variant].head_dim ==
+        const fa_cuda_plan one = plan_by(&fa_cuda_forward_tf32_sm90, &p, &devices[H200]);
+        CHECK(fa_variants[one.launches[0].variant].head_dim ==
                       fa_variants[cases[i].variant].head_dim &&
                   one.launches[0].cluster == l->cluster,
               "case %zu in tf32: %s", i, name_of(&one));
@@ -926,7 +933,8 @@ static void expect_unsplit(const fa_problem *p, const char *reason)
     fa_cuda_plan_begin(&devices[H200], family, &plan);
     CHECK(!family->plan(p, &devices[H200], &plan, why, sizeof why) && strstr(why, reason), "%s",
           why);
-    CHECK(plan_of(p, &devices[H200]).family == &fa_cuda_forward_tf32_sm90, "%s", reason);
+    plan = plan_of(p, &devices[H200]);
+    CHECK(!has_parts(&plan), "%s", reason);
 }
 
 /* Each part of each query tile is a task, once; whole query tiles come first. */
@@ -972,6 +980,7 @@ static void test_split_float32(void)
         if (!tf32) p.precision = FA_PRECISION_FLOAT32;
         const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
         const fa_sm90_split *split = &plan.launches[0].sm90.split;
+        if (plan.family == &fa_cuda_forward_tf32_rounded) continue;
         CHECK(has_parts(&plan) == (cases[i / 2].parts > 0), "case %zu: %d launches", i, plan.count);
         if (!has_parts(&plan)) continue;
         CHECK(split->parts >= 2 && split->parts <= FA_SM90_PARTS, "case %zu: %d parts", i,
@@ -997,6 +1006,52 @@ static void test_split_float32(void)
     p.seqlens_k = NULL;
     p.n_k = p.rows_k = 20;
     expect_unsplit(&p, "queries see one key tile");
+}
+
+/* Inputs of FA_PRECISION_TF32 are rounded to float16 first where that saves more than it takes. */
+static void test_rounded(void)
+{
+    static const struct {
+        int64_t heads, n, d;
+        bool causal;
+        int variant; /* FA_NO_VARIANT: another family */
+    } cases[] = {{16, 4096, 128, false, FA_VARIANT_forward_tf32_rounded_d128},
+                 {8, 2048, 256, true, FA_VARIANT_forward_tf32_rounded_d256},
+                 {8, 4096, 160, true, FA_VARIANT_forward_tf32_rounded_d192},
+                 {20, 2591, 512, true, FA_VARIANT_forward_tf32_rounded_d512},
+                 {64, 512, 264, false, FA_VARIANT_forward_tf32_rounded_d320},
+                 {4, 1625, 384, true, FA_VARIANT_forward_tf32_rounded_d384},
+                 {96, 256, 128, false, FA_NO_VARIANT},
+                 {20, 192, 512, true, FA_NO_VARIANT},
+                 {16, 8192, 64, false, FA_NO_VARIANT},
+                 {16, 1500, 128, false, FA_NO_VARIANT}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_tf32(cases[i].heads, cases[i].n, cases[i].d);
+        p.causal = cases[i].causal;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const bool rounded = plan.family == &fa_cuda_forward_tf32_rounded;
+        CHECK(rounded == (cases[i].variant >= 0), "case %zu: %s", i, name_of(&plan));
+        p.seqlens_k = (const int32_t[]){1};
+        CHECK(plan_of(&p, &devices[H200]).family != &fa_cuda_forward_tf32_rounded,
+              "case %zu: lengths on the device", i);
+        p.seqlens_k = NULL;
+        p.precision = FA_PRECISION_FLOAT32;
+        CHECK(plan_of(&p, &devices[H200]).family != &fa_cuda_forward_tf32_rounded,
+              "case %zu: another precision", i);
+        if (!rounded) continue;
+        const size_t halves = (size_t)(3 * 2 * p.heads_q * p.rows_q * p.d);
+        CHECK(plan.count == 3 && plan.launches[2].variant == cases[i].variant &&
+                  plan.workspace_bytes >= halves,
+              "case %zu: %d launches, %zu bytes", i, plan.count, plan.workspace_bytes);
+    }
+    /* A batch does not change the family of an item. */
+    for (int64_t n = 100; n < 4000; n += 300) {
+        fa_problem one = make_tf32(1, n, 128), many = make_tf32(500, n, 128);
+        one.batch_invariant = many.batch_invariant = true;
+        CHECK((plan_of(&one, &devices[H200]).family == &fa_cuda_forward_tf32_rounded) ==
+                  (plan_of(&many, &devices[H200]).family == &fa_cuda_forward_tf32_rounded),
+              "n %lld", (long long)n);
+    }
 }
 
 /* Few short rows have work tiles of one consumer, if each has a multiprocessor for itself. */
@@ -1050,7 +1105,8 @@ static void test_tf32_sm90_variants(void)
         fa_problem p = make_tf32(3, cases[i].n, cases[i].d);
         p.causal = cases[i].causal;
         if (cases[i].packed) p.cu_seqlens_q = p.cu_seqlens_k = cu;
-        expect_variant(&p, &devices[H200], cases[i].variant);
+        const fa_cuda_plan plan = plan_by(&fa_cuda_forward_tf32_sm90, &p, &devices[H200]);
+        CHECK(plan.launches[0].variant == cases[i].variant, "case %zu: %s", i, name_of(&plan));
     }
 }
 
@@ -2081,6 +2137,7 @@ int main(void)
     test_tf32_sm90_variants();
     test_options_of_float32();
     test_split_float32();
+    test_rounded();
     test_one_consumer();
     test_f16x3_clusters();
     test_decode_bytes();

@@ -1083,6 +1083,29 @@ static void test_uneven_splits(void)
     }
 }
 
+/* In one order each query head of a group has its own blocks in few rounds of long rows without a mask. */
+static void test_full_groups(void)
+{
+    static const struct {
+        int64_t heads_q, heads_kv, n, d;
+        bool ordered, shares;
+    } cases[] = {{16, 2, 4665, 128, true, false},
+                 {16, 2, 8192, 64, true, false},
+                 {12, 4, 6729, 64, true, false},
+                 {12, 4, 6729, 64, false, true},
+                 {32, 8, 4352, 128, true, true}}; /* 2.1 rounds */
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(1, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.d = p.d_v = cases[i].d;
+        p.deterministic = cases[i].ordered;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const int64_t group = p.heads_q / p.heads_kv;
+        const int splits = plan.launches[1].backward_sm90.splits;
+        CHECK((splits < group) == cases[i].shares, "case %zu: %d splits", i, splits);
+    }
+}
+
 /* Blocks share key tiles if there are too few for the device. At head dim 128 a multiprocessor has
  * one block of backward_sm80, too. */
 static void test_splits(void)
@@ -1525,6 +1548,20 @@ static void test_order(void)
               "case %zu: pairs %d, %d tiles", i, l->counts_pairs, (int)l->tiles_ahead);
     }
 
+    /* Each query head of a long group has its own blocks, unless sums of dk and dv would take more than 2 GB. */
+    for (int64_t batch = 1; batch <= 6; batch++) {
+        p = make_half_backward(batch, 64, 8192);
+        p.heads_kv = 8;
+        p.causal = p.deterministic = true;
+        const size_t own = workspace_of(&p);
+        plan = plan_apart(&p);
+        CHECK(find_sm90(&plan)->splits == (batch <= 3 ? 8 : 1), "batch %lld: %d splits",
+              (long long)batch, find_sm90(&plan)->splits);
+        p.deterministic = false;
+        CHECK(own < workspace_of(&p) + (size_t)2100000000, "batch %lld: %zu bytes",
+              (long long)batch, own);
+    }
+
     /* One key tile needs no order, except that a batch item's bits are those of one kernel. */
     p = make_half_backward(1, 32, 128);
     p.deterministic = true;
@@ -1610,9 +1647,12 @@ static void test_packed_order(void)
         int64_t d, max_q;
         bool causal;
         int64_t ascending, together; /* heads: that ascend; of them, or of all, that take turns */
-    } cases[] = {{96, 1600, true, 16, 4},  {96, 800, true, 16, 8},   {64, 800, true, 16, 16},
-                 {64, 4000, true, 16, 8},  {128, 8000, true, 16, 2}, {128, 30000, true, 14, 2},
-                 {96, 1600, false, 0, 16}, {64, 1600, false, 0, 16}, {128, 24000, false, 0, 4}};
+        bool pairs;                  /* two tiles of dq are counted together */
+    } cases[] = {{96, 1600, true, 16, 4, false},  {96, 800, true, 16, 8, false},
+                 {64, 800, true, 16, 16, false},  {64, 4000, true, 16, 8, false},
+                 {64, 8192, true, 16, 8, true},   {128, 8000, true, 16, 2, true},
+                 {128, 30000, true, 14, 2, true}, {96, 1600, false, 0, 16, false},
+                 {64, 1600, false, 0, 16, false}, {128, 24000, false, 0, 4, true}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_half_backward(40, 16, 32000);
         p.d = p.d_v = cases[i].d;
@@ -1629,6 +1669,36 @@ static void test_packed_order(void)
         const int64_t together = p.causal ? l->ascending_together : l->heads_together;
         CHECK(together == cases[i].together, "case %zu: %lld heads together", i,
               (long long)together);
+        CHECK(l->counts_pairs == cases[i].pairs, "case %zu: pairs %d", i, l->counts_pairs);
+    }
+}
+
+/* Packed sequences in one order: whether two tiles of dq are counted together, and among how many blocks a group's heads are split. */
+static void test_packed_blocks(void)
+{
+    static const int32_t starts[1]; /* not read */
+    static const struct {
+        int64_t d, heads, heads_kv, sequences, rows, max_q;
+        bool pairs;
+        int64_t splits;
+    } cases[] = {
+        {64, 2, 2, 72, 90062, 4998, false, 1},  {64, 64, 16, 5, 9068, 2401, true, 1},
+        {64, 4, 4, 109, 135696, 5848, false, 1}, {64, 8, 1, 58, 54347, 6640, true, 2},
+        {64, 8, 8, 70, 41845, 1367, false, 1},  {64, 4, 1, 79, 26344, 617, false, 1},
+        {64, 4, 1, 52, 60816, 3936, false, 2},  {96, 4, 1, 190, 38796, 518, false, 1},
+        {96, 8, 1, 54, 23197, 1512, false, 4},  {128, 8, 2, 50, 27591, 1525, false, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].sequences, cases[i].heads, cases[i].rows);
+        p.heads_kv = cases[i].heads_kv;
+        p.d = p.d_v = cases[i].d;
+        p.blocks_q = p.blocks_k = 1;
+        p.cu_seqlens_q = p.cu_seqlens_k = starts;
+        p.max_q = cases[i].max_q;
+        p.causal = p.deterministic = true;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_backward_sm90_launch *l = &plan.launches[1].backward_sm90;
+        CHECK(l->counts_pairs == cases[i].pairs && l->splits == cases[i].splits,
+              "case %zu: pairs %d, %d splits", i, l->counts_pairs, (int)l->splits);
     }
 }
 
@@ -2214,12 +2284,14 @@ int main(void)
     test_first_ahead();
     test_splits();
     test_uneven_splits();
+    test_full_groups();
     test_sm80_shares();
     test_wanted();
     test_combine();
     test_wide();
     test_order();
     test_packed_order();
+    test_packed_blocks();
     test_overlaps();
     test_refusals();
     test_text();

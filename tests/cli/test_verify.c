@@ -41,6 +41,13 @@ static void test_backward(void)
                     leaves_out() ? "1" : "2", "--seed", "1", "--threads", "1");
 }
 
+/* Options of peaked rows are none of fa_combine's. */
+static void test_combine(void)
+{
+    EXPECT_FINE("verify", "--class", "peaked", "--pass", "combine", "--cases", "9", "--seed", "3",
+                "--threads", "1");
+}
+
 /* A class and one type: keys and values of a quantized cache stay in 8 bits. Without FA_ALL_TESTS
  * each class has one type, and each type a third of the classes. */
 static void test_dtypes(void)
@@ -94,6 +101,7 @@ int main(int argc, char **argv)
     harness_begin(argc, argv);
     test_classes();
     test_backward();
+    test_combine();
     test_dtypes();
     test_case();
     test_jobs();

@@ -24,6 +24,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __fmul_rn(a, b) ((a) * (b))
 /* Those of a file are contiguous: they are filled with NaN when a block begins, and the blocks of a cluster
  * take turns to have theirs there. */
 #ifndef CUDA_VARIABLES

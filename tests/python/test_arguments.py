@@ -287,8 +287,20 @@ def test_combine_of_tensors(changed, words):
 @pytest.mark.parametrize("function", ["attention", "decode", "supported", "describe", "weights"])
 def test_unknown_options(function):
     call = arguments_of(function, "q")
-    with pytest.raises(TypeError, match="there is no option 'causl'"):
+    with pytest.raises(TypeError, match="there is no option 'causl': help"):
         getattr(flashattn, function)(**call, causl=True)
+
+
+# What each argument may be, not what any may be: no bias, result or part is float8.
+@pytest.mark.parametrize("name, shape", [("bias", (4, 4)), ("out", (2, 4, 2, 8))])
+def test_words_of_dtypes(name, shape):
+    call = {x: np.zeros((2, 4, 2, 8), np.float32) for x in "qkv"}
+    with pytest.raises(ValueError, match=f"{name}.dtype is float64: .* float16 or bfloat16$"):
+        flashattn.attention(**call, **{name: np.zeros(shape)})
+    with pytest.raises(ValueError, match="q.dtype is float64: .* bfloat16 or float8_e4m3fn$"):
+        flashattn.attention(**{**call, "q": np.zeros((2, 4, 2, 8))})
+    with pytest.raises(ValueError, match=r"parts\[0\].dtype is float64: .* float16 or bfloat16$"):
+        flashattn.combine([np.zeros((2, 4, 2, 8))], [np.zeros((2, 2, 4), np.float32)])
 
 
 # Not arrays that JAX converts: for JAX, a list of floats is an array.
