@@ -132,6 +132,16 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 #endif
 #define SERIES_LOW 0.63515f /* tanh(0.75) */
 
+/* The same of the series for kernels that store the log-sum-exp. Its error is 2.8e-6. */
+#define EXACT_END 1.0f
+#define EXACT_TOP 0.76159f
+#define EXACT_FIRST 0.99996847f
+#define EXACT_THIRD (-0.33265823f)
+#define EXACT_FIFTH 0.12922067f
+#define EXACT_SEVENTH (-0.04329986f)
+#define EXACT_NINTH 0.00836589f
+#define EXACT_LOW EXACT_TOP
+
 /* Whether the kernel has the dynamic schedule. Recomputing rows needs to know the block's tasks, so such kernels do not
  * have it. */
 #if ROUNDED

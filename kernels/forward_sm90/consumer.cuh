@@ -59,19 +59,20 @@ FA_DEVICE void do_masked_tile(const pipeline *pipe, const fa_attention_params *p
 }
 
 /* The main loop: plain tiles from this one on, whose scores are complete. Ends after the last plain tile, or when the
- * warpgroup starts to track the max, or (tracked) stops tracking it. Nothing is issued after the last plain tile. */
+ * warpgroup starts to track the max, or (tracked) stops tracking it. Nothing is issued after the last plain tile. exact: a softcap's
+ * series is exact enough for a log-sum-exp. */
 FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                              bool tracked)
+                              bool tracked, bool exact)
 {
     int last = c->limits.plain_to - 1;
 #if HAS_SERIES
-    if (tracked) c->series_below = allow_series_below(p, &c->limits, &c->rows);
+    if (tracked) c->series_below = allow_series_below(&c->limits, &c->rows);
 #endif
     for (;;) {
         release_keys(pipe, c);
         if (Q_STAGES == 1) /* the next work tile's queries wait for this stage */
             release_queries(pipe, c, c->at.tile + 1 == c->at.needed);
-        softmax_plain(pipe, p, c, tracked);
+        softmax_plain(pipe, p, c, tracked, exact);
         apply_dropout(pipe, p, c);
         if (c->at.tile >= last) break;
         const pending_values values = {true, c->at.count, 1}; /* constants, so no branches */
@@ -116,16 +117,20 @@ FA_DEVICE float find_first_base(const work_tile *w, int own)
     return NO_KEY_SEEN;
 }
 
-FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
+FA_DEVICE void start_work_tile(const pipeline *pipe, const fa_attention_params *p,
+                               consumer_state *c)
 {
+    (void)p;
     const work_tile *w = this_work_tile(pipe, c);
     c->limits = find_limits(w, c->number);
 #if ROUNDED
     c->value_unit = apply_units(pipe->p, pipe->s, w, &c->limits);
 #endif
 #if HAS_SERIES
+    find_series(w, p->lse, &c->limits);
     /* An instruction takes only one uniform register: the assembler must take this number for one that threads do not share. */
     c->limits.third = ptx_depend_on(c->limits.third, __int_as_float((int)threadIdx.x), c->zero);
+    c->limits.seventh = ptx_depend_on(c->limits.seventh, __int_as_float((int)threadIdx.x), c->zero);
 #endif
 #pragma unroll
     for (int r = 0; r < 2; r++) c->rows.base[r] = find_first_base(w, row_of(0, r));
@@ -136,13 +141,17 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
 /* The key tiles that this consumer needs. The scores of the first one are complete. */
 FA_DEVICE void do_key_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
-    start_work_tile(pipe, c);
+    start_work_tile(pipe, p, c);
     if (!c->at.needed) skip_first_tile(pipe, c);
     for (c->at.tile = 0; c->at.tile < c->at.needed;) {
         if (c->at.tile >= c->limits.plain_from && c->at.tile < c->limits.plain_to) {
             if (ADAPTIVE && c->new_max) c->tracked = TRACKED_TILES;
-            if (TRACKED || c->tracked) do_plain_tiles(pipe, p, c, true);
-            else do_plain_tiles(pipe, p, c, false);
+            /* Each series has loops of its own: a branch in a tile costs 5% or more. */
+            const bool exact = HAS_SERIES && p->lse, tracked = TRACKED || c->tracked;
+            if (exact && tracked) do_plain_tiles(pipe, p, c, true, true);
+            else if (exact) do_plain_tiles(pipe, p, c, false, true);
+            else if (tracked) do_plain_tiles(pipe, p, c, true, false);
+            else do_plain_tiles(pipe, p, c, false, false);
         } else do_masked_tile(pipe, p, c);
         if (++c->at.tile >= c->at.needed) break;
         c->at.count++;

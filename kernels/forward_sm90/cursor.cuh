@@ -58,9 +58,9 @@ typedef struct tile_limits {
     int plain_to; /* to the last one that the consumer needs */
     float scale;  /* to exponents of 2 */
 #if HAS_SERIES
-    float first, third, fifth; /* of the series that replaces tanh: options.cuh */
-    float end;                 /* the largest score in its range */
-    float least_top;           /* the least largest exponent of a row that may have lower ones */
+    float first, third, fifth, seventh, ninth; /* of the series that replaces tanh: options.cuh */
+    float end, top;  /* the largest score in its range, and its exponent */
+    float least_top; /* the least largest exponent of a row that may have lower ones */
 #endif
 #if OPTIONS
     int options; /* one word, for a test in each tile costs a warp about 15 cycles */
@@ -84,11 +84,29 @@ FA_DEVICE int find_tile_options(const work_tile *w)
 #if HAS_SERIES
 
 /* The least exponent of a row's largest weight with which the row's lowest weights may be lost: all of those below
- * -SERIES_LOW together are at most 2^-11 of its sum, and the largest is within the series' range. */
-FA_DEVICE float find_least_top(const work_tile *w)
+ * -low together are at most 2^-lost of its sum, and the largest is within the series' range. */
+FA_DEVICE float find_least_top(const work_tile *w, float low, float top, float lost)
 {
     const float bits = log2f(fmaxf((float)w->n_k, 1.0f));
-    return fmaxf(bits + 11.0f - SERIES_LOW * w->scale, -SERIES_TOP * w->scale);
+    return fmaxf(bits + lost - low * w->scale, -top * w->scale);
+}
+
+/* exact: for a log-sum-exp. */
+FA_DEVICE void find_series(const work_tile *w, bool exact, tile_limits *at)
+{
+    const float most_inner = 1e4f; /* the eighth power of a larger one may overflow */
+    const float square = w->inner * w->inner, first = w->scale * w->inner;
+    const float third = square * first, fifth = square * third, seventh = square * fifth;
+    at->first = warp_uniform_float((exact ? EXACT_FIRST : SERIES_FIRST) * first);
+    at->third = warp_uniform_float((exact ? EXACT_THIRD : SERIES_THIRD) * third);
+    at->fifth = warp_uniform_float((exact ? EXACT_FIFTH : SERIES_FIFTH) * fifth);
+    at->seventh = warp_uniform_float(EXACT_SEVENTH * seventh);
+    at->ninth = warp_uniform_float(EXACT_NINTH * (square * seventh));
+    const float end = (exact ? EXACT_END : SERIES_END) / w->inner;
+    at->end = warp_uniform_float(w->inner < most_inner ? end : -1.0f);
+    at->top = warp_uniform_float((exact ? EXACT_TOP : SERIES_TOP) * w->scale);
+    at->least_top = warp_uniform_float(exact ? find_least_top(w, EXACT_LOW, EXACT_TOP, 20)
+                                             : find_least_top(w, SERIES_LOW, SERIES_TOP, 11));
 }
 
 #endif
@@ -101,14 +119,6 @@ FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
     at.plain_from = warp_uniform(w->plain_from[consumer]);
     at.plain_to = min(at.unmasked_to, warp_uniform(w->needed[consumer]));
     at.scale = warp_uniform_float(w->scale);
-#if HAS_SERIES
-    const float square = w->inner * w->inner, first = w->scale * w->inner;
-    at.first = warp_uniform_float(SERIES_FIRST * first);
-    at.third = warp_uniform_float(SERIES_THIRD * square * first);
-    at.fifth = warp_uniform_float(SERIES_FIFTH * square * square * first);
-    at.end = warp_uniform_float(SERIES_END / w->inner);
-    at.least_top = warp_uniform_float(find_least_top(w));
-#endif
 #if OPTIONS
     at.options = find_tile_options(w);
     /* A bias makes few weights large: without the running max, the error of a result would be 9% larger. */

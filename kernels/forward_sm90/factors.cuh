@@ -22,8 +22,7 @@ FA_DEVICE void find_sums(const row_state *rows, float *sum)
         for (int r = 0; r < 2; r++) sum[r] += __shfl_xor_sync(0xffffffff, sum[r], apart);
 }
 
-/* A row's factor if there is a sink or the log-sum-exp is wanted; stores the log-sum-exp. i: the row's
- * number in the work tile. */
+/* A row's factor if the log-sum-exp is wanted; stores it. i: the row's number in the work tile. */
 FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, float base, float sum,
                            int i)
 {
@@ -38,7 +37,21 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, flo
     return factor;
 }
 
-/* The factors of both rows' outputs. Without sink and lse there are no branches, because the tensor
+/* Whether sinks need no log-sum-exp: of float32 results it is more exact. */
+#define HAS_FAST_SINKS (ELEMENT == FA_ELEMENT_FLOAT16 || ELEMENT == FA_ELEMENT_BFLOAT16)
+
+/* Adds the weights of sinks to the sums of both rows. */
+FA_DEVICE void add_sinks(const fa_attention_params *p, const work_tile *w, const row_state *rows,
+                         int first, float *sum)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float sink = p->sinks[w->query_tile.head + head_of(w, first + 8 * r)];
+        sum[r] += ptx_ex2(fmaf(sink, FA_LOG2E, -rows->base[r]));
+    }
+}
+
+/* The factors of both rows' outputs. Without lse there are hardly any branches, because the tensor
  * cores are waiting. first: the number of the thread's first row in the work tile. */
 FA_DEVICE void find_factors(const fa_attention_params *p, const work_tile *w, const row_state *rows,
                             int first, float *factor)
@@ -46,11 +59,12 @@ FA_DEVICE void find_factors(const fa_attention_params *p, const work_tile *w, co
     const int queries = w->queries;
     float sum[2];
     find_sums(rows, sum);
-    if (p->lse || p->sinks) {
+    if (p->lse || (!HAS_FAST_SINKS && p->sinks)) {
 #pragma unroll
         for (int r = 0; r < 2; r++)
             factor[r] = finish_row(p, w, rows->base[r], sum[r], first + 8 * r);
     } else {
+        if (p->sinks) add_sinks(p, w, rows, first, sum);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bool unseen = rows->base[r] == NO_KEY_SEEN && sum[r] == sum[r];

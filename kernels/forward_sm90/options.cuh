@@ -110,39 +110,37 @@ FA_DEVICE void cap_scores(float *s, float inner)
  * the row's largest score is as low. Between the two, weights are too small, in bfloat16 by up to a fifth, in float16 by a quarter
  * with a softcap of 100: they are far below the row's largest weight (find_least_top).
  *
+ * Where a log-sum-exp is stored, from which a backward pass computes weights again, the series has two terms more (EXACT_END).
+ *
  * Whether all of the warp's scores are in the range of the series: the test for small softcaps, where weights are not
  * enough to detect this. */
-FA_DEVICE bool are_in_series(const fa_attention_params *p, const float *s, float inner)
+FA_DEVICE bool are_in_series(const tile_limits *l, const float *s)
 {
-    const float most_inner = 1e6f; /* the fourth power of a larger one may overflow */
-    return !p->lse && inner < most_inner &&
-           !__any_sync(0xffffffff, max_absolute_score(s) * fabsf(inner) > SERIES_END);
+    return !__any_sync(0xffffffff, max_absolute_score(s) > l->end);
 }
 
 /* Whether the warp's rows have such weights that those of scores below the range do not matter (find_least_top). While the max is
  * tracked, bases do not fall, so this will hold for later tiles. */
-FA_DEVICE bool allow_series_below(const fa_attention_params *p, const tile_limits *l,
-                                  const row_state *rows)
+FA_DEVICE bool allow_series_below(const tile_limits *l, const row_state *rows)
 {
     const float base = fminf(rows->base[0], rows->base[1]);
-    return !p->lse && !__any_sync(0xffffffff, !(base + HEADROOM >= l->least_top));
+    return l->end > 0.0f && !__any_sync(0xffffffff, !(base + HEADROOM >= l->least_top));
 }
 
 /* Scores become exponents of 2. */
-FA_DEVICE void apply_series(float *s, const exponent_units *u)
+FA_DEVICE void apply_series(float *s, const exponent_units *u, bool exact)
 {
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] = series_exponent(s[i], u, 0.0f);
+    for (int i = 0; i < KEYS / 2; i++) s[i] = series_exponent(s[i], u, exact, 0.0f);
 }
 
 /* Whether the warp's rows, whose bases are known, may use the series from now on; sets their bounds to `bound` or
  * less. At the lower end, weights may be lost if all of them together are at most 2^-11 of the sum. At the upper end
  * some room is left for later tiles. */
-FA_DEVICE bool allow_series(const fa_attention_params *p, const work_tile *w, row_state *rows,
-                            float bound)
+FA_DEVICE bool allow_series(const tile_limits *l, row_state *rows, float bound)
 {
-    const float end = SERIES_TOP * w->scale, least = find_least_top(w);
-    bool fits = !p->lse && w->inner > 0.0f;
+    const float end = l->top, least = l->least_top;
+    bool fits = l->end > 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float top = rows->base[r] + HEADROOM;

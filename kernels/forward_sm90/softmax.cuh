@@ -65,7 +65,7 @@ typedef struct row_state {
 typedef struct exponent_units {
     float scale, shift[2];
 #if HAS_SERIES
-    float third, fifth;
+    float third, fifth, seventh, ninth; /* the last two where the series is exact */
 #endif
 } exponent_units;
 
@@ -78,10 +78,11 @@ FA_DEVICE float exponent(float s, const exponent_units *u, float base)
 #if HAS_SERIES
 
 /* The same by the series, which grows with the score. */
-FA_DEVICE float series_exponent(float s, const exponent_units *u, float base)
+FA_DEVICE float series_exponent(float s, const exponent_units *u, bool exact, float base)
 {
     const float y = s * s;
-    return fmaf(s, fmaf(fmaf(u->fifth, y, u->third), y, u->scale), -base);
+    const float fifth = exact ? fmaf(fmaf(u->ninth, y, u->seventh), y, u->fifth) : u->fifth;
+    return fmaf(s, fmaf(fmaf(fifth, y, u->third), y, u->scale), -base);
 }
 
 #endif
@@ -116,11 +117,12 @@ FA_DEVICE float max_of_bits(const float *s, int r)
 FA_DEVICE bool is_negative(float x) { return __float_as_int(x) < 0; }
 
 /* The exponent of `top`, the largest of a thread's scores in row r. */
-FA_DEVICE float max_exponent(float top, int r, const exponent_units *u)
+FA_DEVICE float max_exponent(float top, int r, const exponent_units *u, bool exact)
 {
+    (void)exact;
 #if HAS_SERIES
     (void)r;
-    return series_exponent(top, u, 0.0f);
+    return series_exponent(top, u, exact, 0.0f);
 #else
     return fmaf(top, u->scale, -u->shift[r]);
 #endif
@@ -130,11 +132,11 @@ FA_DEVICE float max_exponent(float top, int r, const exponent_units *u)
  * lanes share. Sets rescale, by which the outputs so far must be multiplied; sums are multiplied here. A
  * row that has seen no key keeps NO_KEY_SEEN. */
 FA_DEVICE void raise_bases(const float *top, row_state *rows, float *rescale,
-                           const exponent_units *u)
+                           const exponent_units *u, bool exact)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float largest = fa_max_over_lanes(max_exponent(top[r], r, u), 4);
+        const float largest = fa_max_over_lanes(max_exponent(top[r], r, u, exact), 4);
         const float base = fmaxf(rows->base[r], largest - HEADROOM);
         rescale[r] = ptx_ex2(rows->base[r] - base);
         rows->base[r] = base;
@@ -187,10 +189,11 @@ FA_DEVICE void weigh_range(float *s, const row_state *rows, const exponent_units
 
 /* The same by the series. */
 FA_DEVICE void weigh_range_by_series(float *s, const row_state *rows, const exponent_units *u,
-                                     int from, int to, partial_sums *sums)
+                                     bool exact, int from, int to, partial_sums *sums)
 {
 #pragma unroll
-    for (int i = 2 * from; i < 2 * to; i++) s[i] = series_exponent(s[i], u, rows->base[i / 2 % 2]);
+    for (int i = 2 * from; i < 2 * to; i++)
+        s[i] = series_exponent(s[i], u, exact, rows->base[i / 2 % 2]);
     exponentiate(s, from, to, sums);
 }
 

@@ -61,29 +61,33 @@ FA_DEVICE exponent_units find_exponents(const pipeline *pipe, const fa_attention
 /* The exponents that scores mean by the series, and those of scores that have become tanh. */
 FA_DEVICE exponent_units series_units(const tile_limits *l)
 {
-    return (exponent_units){.scale = l->first, .third = l->third, .fifth = l->fifth};
+    return (exponent_units){.scale = l->first,
+                            .third = l->third,
+                            .fifth = l->fifth,
+                            .seventh = l->seventh,
+                            .ninth = l->ninth};
 }
 
 FA_DEVICE exponent_units tanh_units(const tile_limits *l)
 {
-    return (exponent_units){.scale = l->scale, .third = 0, .fifth = 0};
+    return (exponent_units){.scale = l->scale}; /* other terms are 0 */
 }
 
 /* Whether a masked tile may try the series: in rows of usual logits it fits. (Of a score of -infinity it would be NaN with a
  * coefficient of 0.) */
-FA_DEVICE bool may_use_series(const fa_attention_params *p, const tile_limits *l)
+FA_DEVICE bool may_use_series(const tile_limits *l, bool exact)
 {
     const float usual_top = 6.0f, least_coefficient = 1e-30f;
-    return !p->lse && l->least_top < usual_top && l->fifth > least_coefficient;
+    const float last = exact ? l->ninth : l->fifth;
+    return l->end > 0.0f && l->least_top < usual_top && last > least_coefficient;
 }
 
 /* The series if all of the warp's scores are in its range; otherwise they become tanh. */
-FA_DEVICE exponent_units choose_exponents(const pipeline *pipe, const fa_attention_params *p,
-                                          consumer_state *c)
+FA_DEVICE exponent_units choose_exponents(const pipeline *pipe, consumer_state *c)
 {
     const float inner = this_work_tile(pipe, c)->inner;
     float none[2] = {0, 0};
-    if (are_in_series(p, c->scores, inner)) return series_units(&c->limits);
+    if (are_in_series(&c->limits, c->scores)) return series_units(&c->limits);
     cap_scores(c->scores, none, inner, false);
     return tanh_units(&c->limits);
 }
@@ -94,8 +98,9 @@ FA_DEVICE exponent_units find_masked_exponents(const pipeline *pipe, const fa_at
 {
     const float inner = this_work_tile(pipe, c)->inner;
     const exponent_units one = {.scale = 1.0f}, series = series_units(&c->limits);
-    if (are_in_series(p, c->scores, inner)) {
-        apply_series(c->scores, &series);
+    if (are_in_series(&c->limits, c->scores)) {
+        if (p->lse) apply_series(c->scores, &series, true);
+        else apply_series(c->scores, &series, false);
         return one;
     }
     float none[2] = {0, 0};
@@ -110,7 +115,7 @@ FA_DEVICE exponent_units find_plain_exponents(const pipeline *pipe, const fa_att
                                               consumer_state *c)
 {
 #if HAS_SERIES
-    return c->series ? series_units(&c->limits) : choose_exponents(pipe, p, c);
+    return c->series ? series_units(&c->limits) : choose_exponents(pipe, c);
 #else
     return find_exponents(pipe, p, c, false);
 #endif
@@ -133,10 +138,9 @@ FA_DEVICE void set_bound(const pipeline *pipe, const fa_attention_params *p, con
 {
     c->sum_bound = fminf(bound, FA_SUM_BOUND);
 #if HAS_SERIES
-    c->series = allow_series(p, this_work_tile(pipe, c), &c->rows, c->sum_bound);
-#else
-    (void)pipe, (void)p;
+    c->series = allow_series(&c->limits, &c->rows, c->sum_bound);
 #endif
+    (void)pipe, (void)p;
 }
 
 /* Finds whether the warp's rows are flat, from their sums of a tile whose max is known. Under ALiBi the max moves from
@@ -177,16 +181,16 @@ FA_DEVICE bool is_beyond_bound(const consumer_state *c, const float *sum)
 
 /* Whether a weight of the warp may come from a score outside the range of the series. A sum beyond its bound alone does
  * not show this: scores that are all equal, as those of rows after the last query, have large sums, too. */
-FA_DEVICE bool may_be_beyond_series(const work_tile *w, const consumer_state *c, const float *sum)
+FA_DEVICE bool may_be_beyond_series(const consumer_state *c, const float *sum)
 {
 #if HAS_SERIES
-    const float end = SERIES_TOP * w->scale;
+    const float end = c->limits.top;
     bool is_beyond = false;
 #pragma unroll
     for (int r = 0; r < 2; r++) is_beyond |= !(sum[r] <= ptx_ex2(end - c->rows.base[r]));
     return c->series && __any_sync(0xffffffff, is_beyond);
 #else
-    (void)w, (void)c, (void)sum;
+    (void)c, (void)sum;
     return false;
 #endif
 }
@@ -198,7 +202,7 @@ FA_DEVICE void weigh_with_max(float *s, row_state *rows, const exponent_units *u
                               float *rescale)
 {
     const float top[2] = {max_of_scores(s, 0), max_of_scores(s, 1)};
-    raise_bases(top, rows, rescale, u);
+    raise_bases(top, rows, rescale, u, false);
     weigh(s, rows, u, sum);
 }
 
@@ -225,13 +229,14 @@ FA_DEVICE bool weigh_masked_by_series(const pipeline *pipe, const fa_attention_p
 {
     /* Above head dim 192 this is slower (H200, us, with and without it: six packed sequences of 80 to 6,000 rows 884, 805; 8,192
      * rows, window 4,096, 720, 700). */
-    if (HEAD_DIM > 192 || !may_use_series(p, &c->limits)) return false;
+    const bool exact = p->lse;
+    if (HEAD_DIM > 192 || !may_use_series(&c->limits, exact)) return false;
     const exponent_units u = series_units(&c->limits);
     const bool hides = hides_keys(c);
     if (hides) mask_scores(c->scores, this_work_tile(pipe, c), c->number, c->at.tile * KEYS);
     const float top[2] = {max_of_scores(c->scores, 0), max_of_scores(c->scores, 1)};
     row_state raised = c->rows;
-    raise_bases(top, &raised, rescale, &u);
+    raise_bases(top, &raised, rescale, &u, exact);
     bool fits = fmaxf(top[0], top[1]) <= c->limits.end;
 #pragma unroll
     for (int r = 0; r < 2; r++)
@@ -240,7 +245,8 @@ FA_DEVICE bool weigh_masked_by_series(const pipeline *pipe, const fa_attention_p
     if (__any_sync(0xffffffff, !fits)) return false;
     c->rows = raised;
     partial_sums sums = {{{0, 0}, {0, 0}}};
-    weigh_range_by_series(c->scores, &c->rows, &u, 0, WEIGHTS_X2, &sums);
+    if (exact) weigh_range_by_series(c->scores, &c->rows, &u, true, 0, WEIGHTS_X2, &sums);
+    else weigh_range_by_series(c->scores, &c->rows, &u, false, 0, WEIGHTS_X2, &sums);
     add_partial_sums(&sums, sum);
     return true;
 }
@@ -286,8 +292,8 @@ FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p
 
 /* Raises the bases to the max of a plain tile, and finds the exponents that its scores mean: the max shows whether they are in
  * the range of the series. Returns whether a base has changed: then outputs must be rescaled. */
-FA_DEVICE bool track_max(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                         exponent_units *u, float *rescale)
+FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c,
+                         bool exact, exponent_units *u, float *rescale)
 {
     float top[2] = {max_of_bits(c->scores, 0), max_of_bits(c->scores, 1)};
     const bool negative = is_negative(top[0]) || is_negative(top[1]);
@@ -295,15 +301,15 @@ FA_DEVICE bool track_max(const pipeline *pipe, const fa_attention_params *p, con
     *u = series_units(&c->limits);
     if (__any_sync(0xffffffff, negative || above || !c->series_below)) {
         const float inner = this_work_tile(pipe, c)->inner;
-        const bool beyond = __any_sync(0xffffffff, above) && !p->lse;
+        const bool beyond = __any_sync(0xffffffff, above);
         if (__any_sync(0xffffffff, negative))
             top[0] = max_of_scores(c->scores, 0), top[1] = max_of_scores(c->scores, 1);
-        if (beyond || !(c->series_below || are_in_series(p, c->scores, inner))) {
+        if (beyond || !(c->series_below || are_in_series(&c->limits, c->scores))) {
             cap_scores(c->scores, top, inner, beyond);
             *u = tanh_units(&c->limits);
         }
     }
-    raise_bases(top, &c->rows, rescale, u);
+    raise_bases(top, &c->rows, rescale, u, exact);
     const bool changed = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
     if (ADAPTIVE && changed) announce_new_max(pipe, c);
     return changed;
@@ -318,7 +324,7 @@ FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent
     float top[2] = {max_of_bits(c->scores, 0), max_of_bits(c->scores, 1)};
     if (__any_sync(0xffffffff, is_negative(top[0]) || is_negative(top[1])))
         top[0] = max_of_scores(c->scores, 0), top[1] = max_of_scores(c->scores, 1);
-    raise_bases(top, &c->rows, rescale, u);
+    raise_bases(top, &c->rows, rescale, u, false);
     const bool changed = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
     if (ADAPTIVE && changed) announce_new_max(pipe, c);
     return changed;
@@ -334,7 +340,7 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
     const row_state before = c->rows;
     COUNT_PATH(HOPPER_RENEWED);
     add_sums(&c->rows, sum);
-    if (may_be_beyond_series(this_work_tile(pipe, c), c, sum) ||
+    if (may_be_beyond_series(c, sum) ||
         !renew_bases(c->scores, c->out, &c->rows)) {
         float new_sum[2], rescale[2];
         COUNT_PATH(HOPPER_RECOMPUTED);
@@ -364,12 +370,13 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
  * the previous tile, and releases their stage at once. The other weights are packed in issue slots that exponentials
  * leave free. tracked: with the max. */
 FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                             bool tracked)
+                             bool tracked, bool exact)
 {
+    (void)exact;
 #if HAS_SERIES
     exponent_units u;
     float sum[2], rescale[2];
-    const bool rescaled = tracked && track_max(pipe, p, c, &u, rescale);
+    const bool rescaled = tracked && track_max(pipe, c, exact, &u, rescale);
     if (!tracked) u = find_plain_exponents(pipe, p, c);
     partial_sums sums = {{{0, 0}, {0, 0}}};
 #else
@@ -385,7 +392,7 @@ FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p,
         const int to = i + GROUP < WEIGHTS_X2 ? i + GROUP : WEIGHTS_X2;
         const partial_sums before = sums;
 #if HAS_SERIES
-        weigh_range_by_series(c->scores, &paced, &u, i, to, &sums);
+        weigh_range_by_series(c->scores, &paced, &u, exact, i, to, &sums);
 #else
         weigh_range(c->scores, &paced, &u, i, to, &sums);
 #endif

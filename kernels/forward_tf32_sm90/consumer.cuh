@@ -116,7 +116,7 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
     if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
         mask_scores(c->scores, queue_entry(pipe, c->at.number), c->number, tile * KEYS);
     const float top[2] = {max_of_scores(c->scores, 0), max_of_scores(c->scores, 1)};
-    raise_bases(top, &c->rows, c->rescale, &u);
+    raise_bases(top, &c->rows, c->rescale, &u, false);
     weigh(c->scores, &c->rows, &u, sum);
     add_sums(&c->rows, sum);
 }

@@ -649,6 +649,11 @@ static double count_seen_tiles(const fa_problem *p, const shape *s)
     return (double)sum / (double)samples * (double)s->tiles;
 }
 
+static bool has_narrow_window(const fa_problem *p)
+{
+    return p->window_left >= 0 && p->window_left <= p->n_k / 2;
+}
+
 /* Through a narrow window a tile of few queries of several heads sees fewer keys. The time of whole query tiles that heads share,
  * relative to those of one head (H200, ratios of key tiles, and of times: head dim 64, 0.51 0.70, 0.75 0.92; 192, 0.73 0.88, 0.82
  * 0.92, 0.92 1.00; 256, 0.57 0.72, 0.74 0.90, 0.82 0.92; 128, 0.97 1.02 to 1.06). A wider window leaves causal tiles unequal, which only
@@ -656,8 +661,7 @@ static double count_seen_tiles(const fa_problem *p, const shape *s)
 static double share_of_window(const fa_problem *p, const shape *shared, const shape *alone)
 {
     const double least = 0.86, fixed = 0.2;
-    if (p->window_left < 0 || (!p->causal && p->window_right < 0) || p->window_left > p->n_k / 2)
-        return 1;
+    if (!has_narrow_window(p) || (!p->causal && p->window_right < 0)) return 1;
     const double ratio = count_seen_tiles(p, shared) * (double)shared->heads /
                          (count_seen_tiles(p, alone) * (double)alone->heads);
     return ratio > least ? 1 : fixed + (1 - fixed) * ratio;
@@ -1007,7 +1011,10 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     const shape s = find_shape(p, v, &paces->parts),
                 alone = find_shape(p, &fa_variants[plain.launches[0].variant], &paces->plain);
     const double others = plain_seconds(p, &plain.launches[0]);
-    if (others > gain * shared || average_seconds(&alone, blocks) > gain * whole) return false;
+    const double average = average_seconds(&alone, blocks);
+    /* Pairs make tasks under a causal mask equal, which a window does not need. */
+    const double one_head = has_narrow_window(p) ? average : fmin(others, average);
+    if (others > gain * shared || one_head > gain * whole) return false;
     return !few || others <= gain * ideal_seconds(&s, blocks) ||
            others <= gain * choose_length(&s, device).seconds;
 }

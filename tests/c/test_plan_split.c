@@ -665,6 +665,30 @@ static void test_whole_tiles(void)
     }
 }
 
+/* Pairs of query tiles, or tasks that alternate, make work under a causal mask equal. Whole tiles that heads share must be faster than
+ * those. */
+static void test_whole_tiles_and_pairs(void)
+{
+    static const struct {
+        int64_t batch, heads, heads_kv, n, d, window;
+        bool split;
+    } cases[] = {{1, 32, 8, 793, 192, -1, false}, {20, 2, 1, 411, 256, -1, false},
+                 {3, 16, 8, 2965, 64, 153, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_problem(cases[i].heads, cases[i].n, cases[i].n, cases[i].d);
+        fa_cuda_plan plan;
+        p.batch = p.blocks_q = p.blocks_k = cases[i].batch;
+        p.heads_kv = cases[i].heads_kv;
+        p.causal = true;
+        p.window_left = cases[i].window;
+        set_view(&p.k, p.n_k, p.heads_kv, cases[i].d);
+        set_view(&p.v, p.n_k, p.heads_kv, cases[i].d);
+        CHECK(plan_by(NULL, &p, &plan), "no plan");
+        CHECK((plan.family == split_family) == cases[i].split, "case %d: %s", (int)i,
+              plan.family->name);
+    }
+}
+
 static void test_refusals(void)
 {
     static const float numbers[] = {1};
@@ -787,6 +811,7 @@ int main(void)
     test_no_sequences();
     test_small_pages();
     test_whole_tiles();
+    test_whole_tiles_and_pairs();
     test_refusals();
     test_softcap();
     test_tile_cost();

@@ -471,15 +471,15 @@ static void test_rounding(int64_t d)
 }
 
 /* Rows after the last query have equal scores, whose sums are beyond the bound of sums, and which are in the range of a softcap's
- * series all the same: nothing is recomputed. */
-static void test_equal_scores(int64_t d)
+ * series all the same: nothing is recomputed, by the short series, and by the long one (lse). */
+static void test_equal_scores(int64_t d, bool lse)
 {
     attention a;
     const shape s = {1, 1, 1, 150, 700, d, d};
     make_aligned(&a, 51, s, FA_BFLOAT16);
     a.in.options.softcap = 30;
     random_call call = forward_call(&a);
-    call.lse = NULL; /* with it there is no series */
+    if (!lse) call.lse = NULL;
     memset(hopper_paths, 0, sizeof hopper_paths);
     check_attends(attend, 1, &call);
     CHECK(hopper_paths[HOPPER_RENEWED] > 0, "head dim %lld: no sum was beyond its bound",
@@ -489,13 +489,14 @@ static void test_equal_scores(int64_t d)
     attention_free(&a);
 }
 
-/* A softcap's series and scores that it is not for: of rows whose scores are all low, or all -infinity; a few large ones among
+/* A softcap's series and scores that they are not for: of rows whose scores are all low, or all -infinity; a few large ones among
  * others; a softcap so large that these kernels do not take it, and a scale so small that a coefficient is 0; rows whose largest score is
- * below the series' range, with a softcap that leaves their weights large; a softcap so small that a coefficient overflows. With a
- * window, whose first key tile some rows do not see, and without. */
-static void test_softcap_range(int64_t d, bool window)
+ * below the series' range, with a softcap that leaves their weights large; a softcap so small that a coefficient overflows; logits as large
+ * as the softcap, and so much larger that e^2x would overflow, also in one query alone. With a window, whose first key tile some rows do
+ * not see, and without; with a log-sum-exp, where the short series is not used, and without. */
+static void test_softcap_range(int64_t d, bool window, bool with_lse)
 {
-    enum { LOW, INFINITE, PEAKED, HUGE_CAP, MIXED, SMALL_SCALE, ALL_LOW, ZERO, KINDS };
+    enum { LOW, INFINITE, PEAKED, HUGE_CAP, MIXED, SMALL_SCALE, ALL_LOW, ZERO, LARGE, IMMENSE, KINDS };
     for (int kind = LOW; kind < KINDS; kind++) {
         attention a;
         ref_array want, lse;
@@ -513,8 +514,10 @@ static void test_softcap_range(int64_t d, bool window)
         }
         for (int64_t i = 0; i < s.n_q; i++)
             for (int64_t h = 0; h < s.heads_q; h++) {
-                const bool rare =
-                    kind == MIXED ? i % 7 == 3 : kind >= ALL_LOW || (kind <= PEAKED && i % 5 < 2);
+                const bool rare = kind == MIXED     ? i % 7 == 3
+                                  : kind == IMMENSE ? i % 50 == 20
+                                                    : kind >= ALL_LOW ||
+                                                          (kind <= PEAKED && i % 5 < 2);
                 if (!rare) continue;
                 for (int64_t c = 0; c < d; c++) {
                     const double x = ref_load(&a.in.q, 0, i, h, c);
@@ -523,6 +526,8 @@ static void test_softcap_range(int64_t d, bool window)
                               : kind == ALL_LOW  ? (c == 0 ? -173 * sqrt((double)d) : 3 * x)
                               : kind == ZERO     ? 0
                               : kind == INFINITE ? (c == 0 ? -1e38 : 0)
+                              : kind == LARGE    ? x * 30
+                              : kind == IMMENSE  ? x * 4000
                                                  : x * 9);
                 }
             }
@@ -531,10 +536,10 @@ static void test_softcap_range(int64_t d, bool window)
             ref_store(&a.in.k, 0, j, 0, 0, kind == INFINITE ? 100 : 1);
         ref_forward(&a.in, &want, &lse);
         random_call call = forward_call(&a);
-        call.lse = NULL; /* with it there is no series */
+        if (!with_lse) call.lse = NULL;
         check_attends(attend, 1, &call);
         for (int64_t h = 0; h < s.heads_q; h++)
-            for (int64_t i = 0; i < s.n_q; i++)
+            for (int64_t i = 0; i < s.n_q; i++) {
                 for (int64_t c = 0; c < d; c++) {
                     const double x = ref_load(&a.out, 0, i, h, c),
                                  y = want.value[ref_array_index(&want, 0, i, h, c)];
@@ -544,6 +549,13 @@ static void test_softcap_range(int64_t d, bool window)
                           kind, (long long)d, window, (long long)h, (long long)i, (long long)c, x,
                           y);
                 }
+                const double x = a.lse[h * s.n_q + i],
+                             y = lse.value[ref_array_index(&lse, 0, h, i, 0)];
+                CHECK(!with_lse || kind == INFINITE ||
+                          fabs(x - y) < 1e-5 * (double)a.in.options.softcap + 1e-5 * fabs(y),
+                      "kind %d, dim %lld, window %d, head %lld, query %lld: lse %g, expected %g",
+                      kind, (long long)d, window, (long long)h, (long long)i, x, y);
+            }
         ref_array_free(&want);
         ref_array_free(&lse);
         attention_free(&a);
@@ -851,10 +863,9 @@ int main(int argc, char **argv)
     test_tf32();
     test_f16x3();
     test_parts();
-    test_equal_scores(64);
-    test_equal_scores(128);
-    for (int n = 0; n < 10; n++)
-        test_softcap_range((int64_t[]){64, 96, 128, 192, 256}[n / 2], n % 2);
+    for (int n = 0; n < 4; n++) test_equal_scores(n % 2 ? 128 : 64, n / 2);
+    for (int n = 0; n < 20; n++)
+        test_softcap_range((int64_t[]){64, 96, 128, 192, 256}[n / 4], n % 2, n / 2 % 2);
     test_wild_tables();
     for (int64_t n = 0; n < 12; n++) test_many_sequences(n);
     if (argc == 1) sample_end(kernels, runs);

@@ -343,7 +343,7 @@ static void test_groups(void)
 }
 
 /* A softcap at each head dim that has a variant, in parts, sections and whole query tiles that heads share, with lengths on the
- * device or without: a small one, by tanh; and a large one, by tanh if the log-sum-exp is wanted, else by a series. Some sums
+ * device or without: a small one, without a series; and a large one, by a series. Some sums
  * of parts have sinks added. */
 static void test_softcaps(void)
 {
