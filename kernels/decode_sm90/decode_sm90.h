@@ -55,7 +55,7 @@
 #define FA_DECODE_SM90_PERSISTENT_THREADS(groups) ((groups)*FA_DECODE_SM90_THREADS(0))
 
 /* The largest size in bytes of a group's barriers and descriptions of parts. */
-#define FA_DECODE_SM90_STATE 640
+#define FA_DECODE_SM90_STATE 832
 
 /* Bytes of a group: those of a block above, then a part's sums and the state. The sums need their own
  * memory because the stages already receive the next part's keys. A multiple of 1024. */
