@@ -400,8 +400,9 @@ static int64_t least_keys(const fa_problem *p, const fa_variant *v)
  * some 0.3 us, the device could read MERGE_BYTES. */
 enum { FEW_PARTS = 16, MERGE_BYTES = 1300 << 10 };
 
-/* For decode_sm90: so many blocks, each alone on its multiprocessor, read at the full rate of memory. */
-enum { FULL_RATE_BLOCKS = 100, FULL_RATE_BLOCKS_WIDE = 60, WIDE = 256 };
+/* For decode_sm90: so many blocks, each alone on its multiprocessor, read at the full rate of memory: a pair of neighbouring
+ * multiprocessors gets at most 76 GB/s (4 sequences of 26,664 keys, 2 heads of 128: 104 blocks 34.2 us, 128 30.6). */
+enum { FULL_RATE_BLOCKS = 122, FULL_RATE_BLOCKS_WIDE = 60, WIDE = 256 };
 
 /* Whether few parts may have as little as a key tile: those of decode_sm90 in 16 bits, if there are few blocks. */
 static bool has_short_parts(const fa_problem *p, const fa_variant *v, int64_t tasks,
@@ -588,6 +589,7 @@ static bool find_cut_of_many_rows(const keys_to_cut *k, const fa_variant *v, cut
  * multiples of it are merged fastest. Of equal ones, most parts are best. */
 static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 {
+    enum { FEW_BLOCKS_OF_ROUND = 80 };
     const int64_t most = clamp_parts(k->multiprocessors / k->tasks, k->most);
     const int64_t alone = v->head_dim >= WIDE ? FULL_RATE_BLOCKS_WIDE : FULL_RATE_BLOCKS;
     cut best = {.parts = 1, .blocks = 1, .cost = INFINITY};
@@ -600,6 +602,10 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
         const double cost = (double)blocks * bytes + (double)(merges * MERGE_BYTES);
         if (cost <= best.cost) best = (cut){.parts = parts, .blocks = 1, .cost = cost};
     }
+    /* With room for two, a block has fewer stages (H200, 100 shapes, the same cuts: 81 to 132 blocks 0.88 to 0.99 of the time, most
+     * with many tiles; fewer blocks the same). */
+    if (!has_many_rows(v) && k->tasks * best.parts > FEW_BLOCKS_OF_ROUND)
+        best.blocks = BLOCKS_TOGETHER, best.timed = true;
     return best;
 }
 

@@ -16,6 +16,7 @@ typedef struct sequence {
     int64_t ends[KINDS]; /* numbers of the blocks behind each run */
     double sizes[KINDS]; /* bytes, and what a block costs besides */
     int kinds;
+    double later; /* more bytes of a block that starts behind another one */
     int64_t started;
 } sequence;
 
@@ -32,21 +33,21 @@ typedef struct state {
 } state;
 
 /*
- * For an H200. Fitted to 80 shapes with one query and 8 to 45 cuts each (head dims 64, 128 and 256, to 1,024 work tiles, 0.5k to 22k
- * keys), and to 22 shapes with 9 to 16 rows. The cuts that it chooses among these take 1.008 and 1.003 times as long as the fastest in
- * the geometric mean. The rules before it took 1.032 with one query, 1.16 at most.
+ * For an H200. Up to 8 rows: fitted to 261 shapes with one query and 3 to 20 cuts each (head dims 64, 128 and 256, 17 to 528 work
+ * tiles, 0.4k to 8k keys), the cuts that it chooses to those that are fastest. 9 to 16 rows: to 22 shapes.
  */
 typedef struct pace {
     double tile_us[4];  /* for a block alone, of a key tile of 64, 128, 192 and 256 columns */
-    double start_bytes; /* that a block could read while it starts and ends */
+    double start_bytes; /* that a block could read while it starts and ends; */
+    double later_bytes; /* and more of those that do not start before the grid in front has ended */
     double launch_us;
     double merge_us, turn_us; /* merging; each 16 parts of it; */
     double sums_us;           /* and sums of as many parts as there are slots */
     double both_few,
         both_many; /* bytes a us of a multiprocessor with two blocks, if few of them or most have two */
 } pace;
-static const pace few_rows = {{0.85, 0.72, 1.5, 1.07}, 22e3, 4.0, 0.39, 0.23, 0.09, 70e3, 46.8e3},
-                  many_rows = {{1.06, 1.0, 2.16, 1.12}, 16e3, 3.4, 2.1, 0.59, 0.43, 44e3, 42e3};
+static const pace few_rows = {{0.956, 0.734, 1.5, 1.024}, 17.4e3, 31.6e3, 4.1, 0.47, 0.365, 0.065, 66e3, 44.4e3},
+                  many_rows = {{1.06, 1.0, 2.16, 1.12}, 16e3, 0.0, 3.4, 2.1, 0.59, 0.43, 44e3, 42e3};
 enum { FEW_ROWS = 8 };
 
 static const double device_rate = 4.65e6; /* bytes a us */
@@ -112,7 +113,7 @@ static void share_slot(state *m, group g, const double *shares, const sequence *
         if (count <= 0) continue;
         group next = g;
         next.count = count;
-        next.left[next.busy++] = s->sizes[i];
+        next.left[next.busy++] = s->sizes[i] + s->later;
         given += count;
         add_group(m, next);
     }
@@ -220,7 +221,7 @@ void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
     const int64_t parts = divide_tiles(k, cut->length), others = k->tasks - cut->whole;
     const pace *pace = pace_of(k);
     const double alone = k->tile_bytes / pace->tile_us[(k->head_dim - 1) / 64];
-    sequence s = {.kinds = 0};
+    sequence s = {.kinds = 0, .later = pace->later_bytes};
     state m;
     double rates[SLOTS];
     add_run(&s, cut->whole, (double)k->tiles, k);
