@@ -218,7 +218,7 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
         if (d.attention.seqlens_k) __syncthreads();
     }
 #endif
-    ptx_let_next_grid_start();
+    if (!s.alone) ptx_let_next_grid_start();
     const fa_work *w = &state->work;
     const bool merges = d.step == FA_DECODE_MERGE;
     if (!merges) clear_outside(&d, w);

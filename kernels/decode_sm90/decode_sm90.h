@@ -90,6 +90,7 @@ typedef struct fa_decode_sm90_params {
     int32_t stages;               /* that are used; there may be shared memory for more */
     fa_decode_divisors divisors;
     fa_decode_common common;
+    int32_t alone; /* the next grid does not start before this one's blocks end */
 } fa_decode_sm90_params;
 
 #endif

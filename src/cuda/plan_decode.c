@@ -300,6 +300,7 @@ typedef struct cut {
     int64_t whole;  /* the first work tiles, which are not cut */
     int64_t length; /* the least key tiles of a part; 0: as least_of_parts() says */
     bool timed;     /* with two blocks on each multiprocessor, even if there are not so many */
+    bool alone;     /* the next grid does not start before its blocks end */
 } cut;
 
 /* What is cut. */
@@ -659,7 +660,8 @@ static cut find_timed_cut(const keys_to_cut *k, const fa_variant *v)
                  .cost = best.us,
                  .whole = best.whole,
                  .length = parts > 1 ? best.length : 0,
-                 .timed = !has_nearly_one_each(k, v, parts)};
+                 .timed = !has_nearly_one_each(k, v, parts),
+                 .alone = best.alone && parts == 1};
 }
 
 /* The same where only the device knows the lengths, for so many keys that it matters: parts as long as fill 0.72 of a round of blocks, if
@@ -960,6 +962,7 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
     }
     int blocks = found.blocks;
     l->decode.merges_apart = merges_apart(v, l, found.parts);
+    l->decode.alone = found.alone;
     if (is_sm90(v)) { /* fewer blocks have more stages each */
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);

@@ -68,6 +68,7 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
     params->stages = l->decode.stages;
     params->divisors = fa_cuda_decode_divisors(p, l);
     params->common = find_common(p, l);
+    params->alone = l->decode.alone;
     if (v->copied) return true;
     return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->v}, MAPS, encode,
                                fault);
