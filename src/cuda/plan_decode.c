@@ -605,7 +605,8 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
     }
     /* With room for two, a block has fewer stages (H200, 100 shapes, the same cuts: 81 to 132 blocks 0.88 to 0.99 of the time, most
      * with many tiles; fewer blocks the same). */
-    if (!has_many_rows(v) && k->tasks * best.parts > FEW_BLOCKS_OF_ROUND)
+    if (!has_many_rows(v) && !is_8bit(v) && !v->copied &&
+        k->tasks * best.parts > FEW_BLOCKS_OF_ROUND)
         best.blocks = BLOCKS_TOGETHER, best.timed = true;
     return best;
 }
