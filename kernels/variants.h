@@ -712,76 +712,76 @@ END(decode, sm80)
 FAMILY(decode, sm90)
 VARIANT_16BIT(decode_sm90_d64, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90",
               .architecture = 90, .head_dim = 64, .options = 0, .group_rows = 8, .keys = 128,
-              .stages = 4, .static_smem = 480, .blocks = 3)
+              .stages = 4, .static_smem = 608, .blocks = 3)
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _rows16, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
-                     .group_rows = 16, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2)
+                     .group_rows = 16, .keys = 128, .stages = 5, .static_smem = 800, .blocks = 2)
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
-                     .group_rows = 32, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2)
+                     .group_rows = 32, .keys = 128, .stages = 5, .static_smem = 1184, .blocks = 2)
 VARIANT_16BIT(decode_sm90_d128, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90",
               .architecture = 90, .head_dim = 128, .options = 0, .group_rows = 8, .keys = 64,
-              .stages = 4, .static_smem = 480, .blocks = 3)
+              .stages = 4, .static_smem = 608, .blocks = 3)
 VARIANT_16BIT_SUFFIX(decode_sm90_d128, _rows16, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
-                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
+                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 800, .blocks = 2)
 VARIANT_16BIT_SUFFIX(decode_sm90_d128, _rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
-                     .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
+                     .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 1184, .blocks = 2)
 VARIANT_16BIT(decode_sm90_d192, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90",
               .architecture = 90, .head_dim = 192, .options = 0, .group_rows = 8, .keys = 128,
-              .stages = 6, .static_smem = 480, .blocks = 2)
+              .stages = 6, .static_smem = 608, .blocks = 2)
 VARIANT_16BIT_SUFFIX(decode_sm90_d192, _rows16, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 192, .options = 0,
-                     .group_rows = 16, .keys = 128, .stages = 6, .static_smem = 480, .blocks = 2)
+                     .group_rows = 16, .keys = 128, .stages = 6, .static_smem = 800, .blocks = 2)
 VARIANT_16BIT_SUFFIX(decode_sm90_d192, _rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 192, .options = 0,
-                     .group_rows = 32, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2)
+                     .group_rows = 32, .keys = 128, .stages = 5, .static_smem = 1184, .blocks = 2)
 VARIANT_16BIT(decode_sm90_d256, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90",
               .architecture = 90, .head_dim = 256, .options = 0, .group_rows = 8, .keys = 64,
-              .stages = 4, .static_smem = 480, .blocks = 3)
+              .stages = 4, .static_smem = 608, .blocks = 3)
 VARIANT_16BIT_SUFFIX(decode_sm90_d256, _rows16, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,
-                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
+                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 800, .blocks = 2)
 VARIANT_16BIT_SUFFIX(decode_sm90_d256, _rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,
-                     .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
+                     .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 1184, .blocks = 2)
 /* Rows are copied: for pages that are too small for TMA, and where that is faster. */
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _copied, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
-                     .group_rows = 8, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .group_rows = 8, .keys = 128, .stages = 5, .static_smem = 608, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _copied_rows16, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
-                     .group_rows = 16, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .group_rows = 16, .keys = 128, .stages = 5, .static_smem = 800, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d64, _copied_rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 64, .options = 0,
-                     .group_rows = 32, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .group_rows = 32, .keys = 128, .stages = 5, .static_smem = 1184, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d128, _copied, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
-                     .group_rows = 8, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .group_rows = 8, .keys = 64, .stages = 5, .static_smem = 608, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d128, _copied_rows16, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
-                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 800, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d128, _copied_rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 128, .options = 0,
-                     .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 1184, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d256, _copied, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,
-                     .group_rows = 8, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .group_rows = 8, .keys = 64, .stages = 5, .static_smem = 608, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d256, _copied_rows16, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,
-                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .group_rows = 16, .keys = 64, .stages = 5, .static_smem = 800, .blocks = 2,
                      .copied = 1)
 VARIANT_16BIT_SUFFIX(decode_sm90_d256, _copied_rows32, .file = "decode_sm90/decode_sm90",
                      .kernel = "decode_sm90", .architecture = 90, .head_dim = 256, .options = 0,
-                     .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2,
+                     .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 1184, .blocks = 2,
                      .copied = 1)
 /* Keys and values of 8 bits, queries of either 16-bit type. */
 VARIANT(decode_sm90_d128_e4m3, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90",

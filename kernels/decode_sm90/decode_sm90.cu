@@ -41,6 +41,59 @@
 #endif
 #include "ptx/grid.cuh"
 
+/* ---- The block's work ------------------------------------------------------------------------ */
+
+#if !EIGHT_BITS && !COPIED
+/* The same as describe_work, where only the numbers of the sequence, the heads and the part differ between blocks. A block waits
+ * for the thread that describes its work, and that takes some 450 instructions in a row. */
+FA_DEVICE fa_work describe_common(const fa_decode_params *d, const fa_decode_sm90_params *s,
+                                  int number)
+{
+    const fa_attention_params *p = &d->attention;
+    const fa_decode_divisors *by = &s->divisors;
+    const fa_decode_common *c = &s->common;
+    const int cut = (int)p->tasks - d->whole, n = number - d->whole;
+    fa_work w;
+    w.part = n < 0 ? 0 : (int)fa_divide_by(n, by->tasks);
+    const int task = number - w.part * cut, batch = (int)fa_divide_by(task, by->units);
+    const int unit = task - batch * by->units_of_batch, head_kv = (int)fa_divide_by(unit, by->chunks);
+    const int first = (unit - head_kv * d->chunks) * d->heads;
+    const int64_t diagonal = p->diagonal_given ? p->diagonal : p->max_k - p->rows_q;
+    w.tile = (fa_tile){.batch = batch,
+                       .head = head_kv * by->group + first,
+                       .head_kv = head_kv,
+                       .block_q = batch,
+                       .n_q = p->rows_q,
+                       .room_q = p->rows_q,
+                       .block_k = batch,
+                       .n_k = p->max_k,
+                       .diagonal = diagonal};
+    w.task = task;
+    w.heads = min(d->heads, by->group - first);
+    w.queries = (int)p->rows_q;
+    w.rows = d->heads * w.queries;
+    w.from = c->from, w.to = c->to;
+    w.all_from = c->all_from, w.all_to = c->all_to;
+    w.start = c->start;
+    w.tiles = c->tiles;
+    w.parts = n < 0 ? 1 : c->parts;
+    w.per_part = n < 0 ? c->tiles : c->per_part;
+    return w;
+}
+#endif
+
+/* By one thread. */
+FA_DEVICE void describe_block(const fa_decode_params *d, const fa_decode_sm90_params *s, fa_work *w)
+{
+#if !EIGHT_BITS && !COPIED
+    if (s->common.tiles > 0) {
+        *w = describe_common(d, s, (int)blockIdx.x);
+        return;
+    }
+#endif
+    *w = describe_work(d, &s->divisors, blockIdx.x);
+}
+
 /* Computes the block's part of the keys. The last block of a work tile also merges all parts. */
 FA_DEVICE void run_part(const pipeline *pipe, const fa_decode_params *d,
                         const fa_decode_sm90_params *s)
@@ -51,18 +104,20 @@ FA_DEVICE void run_part(const pipeline *pipe, const fa_decode_params *d,
     const fa_sources block = {sums, ROWS * ROW_FLOATS, w->parts > 0 ? SUMS : 0};
     const fa_merged merged = {q, q + ROWS * SUMS};
 #endif
-    if (w->parts > 0) {
-        fa_place at = {0, 0};
-        if (warp_id() >= CONSUMER_WARPS) produce(pipe, d, s, w, &at);
-        else attend(pipe, d, w, &at, sums);
-        __syncthreads();
-    }
+    fa_place at = {0, 0};
+    if (warp_id() >= CONSUMER_WARPS) {
+        if (w->parts > 0) produce(pipe, d, s, w, &at);
+#if !EIGHT_BITS
+        find_results(d, w, pipe->state->results); /* while the last tiles come */
+#endif
+    } else if (w->parts > 0) attend(pipe, d, w, &at, sums);
+    __syncthreads();
 #if EIGHT_BITS
     merge(d, w, &block, &merged, w->parts <= 1 ? NULL : find_part(d, w, w->part));
     if (w->parts <= 1) return;
 #else
     if (w->parts <= 1) {
-        write_sums(d, w, sums, q);
+        write_sums(d, w, sums, pipe->state->results, q);
         return;
     }
     store_part(d, w, sums);
@@ -147,21 +202,23 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
 #if EIGHT_BITS
     ptx_wait_for_grids(); /* for scales, too */
-    find_work(&d, &s.divisors, &state->work);
+    if (ptx_thread_id() == 0) describe_block(&d, &s, &state->work);
+    __syncthreads();
 #else
     const bool early = finds_work_early(&d.attention);
     if (!early) ptx_wait_for_grids();
-    find_work(&d, &s.divisors, &state->work);
+    if (ptx_thread_id() == 0) describe_block(&d, &s, &state->work);
+    __syncthreads();
     if (early) {
         prepare_part(&d, &s, &state->work);
         __syncthreads(); /* all have read the work */
         ptx_wait_for_grids();
         if (ptx_thread_id() == 0 && has_other_keys(&d.attention, &state->work))
-            state->work = describe_work(&d, &s.divisors, blockIdx.x);
+            describe_block(&d, &s, &state->work);
         if (d.attention.seqlens_k) __syncthreads();
     }
 #endif
-    ptx_let_next_grid_start();
+    if (!s.alone) ptx_let_next_grid_start();
     const fa_work *w = &state->work;
     const bool merges = d.step == FA_DECODE_MERGE;
     if (!merges) clear_outside(&d, w);

@@ -55,7 +55,7 @@
 #define FA_DECODE_SM90_PERSISTENT_THREADS(groups) ((groups)*FA_DECODE_SM90_THREADS(0))
 
 /* The largest size in bytes of a group's barriers and descriptions of parts. */
-#define FA_DECODE_SM90_STATE 640
+#define FA_DECODE_SM90_STATE 832
 
 /* Bytes of a group: those of a block above, then a part's sums and the state. The sums need their own
  * memory because the stages already receive the next part's keys. A multiple of 1024. */
@@ -75,6 +75,12 @@
 #define FA_DECODE_SM90_COUNTER_SETS                                                                \
     (FA_DECODE_COUNTER_SETS * FA_DECODE_COUNTERS / FA_DECODE_SM90_COUNTERS)
 
+/* What all work tiles have in common, if the host knows all lengths and a work tile has all queries of its sequence: as in fa_work.
+ * tiles: 0 if they differ; parts, per_part: of those that are cut. */
+typedef struct fa_decode_common {
+    int32_t from, to, all_from, all_to, start, tiles, parts, per_part;
+} fa_decode_common;
+
 /* The kernel's second parameter. Its first one is that of decode_sm80. */
 typedef struct fa_decode_sm90_params {
     fa_sm90_map k, v;             /* boxes of box_rows rows */
@@ -83,6 +89,8 @@ typedef struct fa_decode_sm90_params {
     int32_t box_shift;            /* box_rows is 2 to that power */
     int32_t stages;               /* that are used; there may be shared memory for more */
     fa_decode_divisors divisors;
+    fa_decode_common common;
+    int32_t alone; /* the next grid does not start before this one's blocks end */
 } fa_decode_sm90_params;
 
 #endif

@@ -20,27 +20,35 @@ FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const flo
         *(float4 *)(to + i) = *(const float4 *)(sums + i);
 }
 
+/* Where the results of a row go, with a lane for each row. */
+FA_DEVICE void find_results(const fa_decode_params *d, const fa_work *w, fa_result *results)
+{
+    if (lane_id() < w->rows) results[lane_id()] = find_result(d, w, lane_id());
+}
+
 /* The results of sums over all keys. All rows are finished at the same time, with a thread for each. In merge()
  * a warp finishes them one after another, which took longer than a key tile with 32 rows. factors: of the rows,
  * in shared memory. */
 FA_DEVICE void write_sums(const fa_decode_params *d, const fa_work *w, const float *sums,
-                          float *factors)
+                          const fa_result *results, float *factors)
 {
     const bool seen = w->parts > 0; /* else there are no sums */
-    if (thread_id() < w->rows) {
+    if (thread_id() < w->rows && results[thread_id()].out) {
         const int r = thread_id();
         float2 end = make_float2(NOTHING_SEEN, 0.0f);
+        float lse;
         if (seen) end = *(const float2 *)(sums + r * ROW_FLOATS + VALUE_DIM);
-        factors[r] = finish_row(d, w, r, end.x, end.y);
+        factors[r] = finish_result(w, &results[r], end.x, end.y, &lse);
+        if (results[r].lse) *results[r].lse = lse;
     }
     sync_threads();
 #pragma unroll 1 /* less code, which a block runs once */
     for (int i = thread_id(); i < w->rows * (VALUE_DIM / 4); i += THREADS) {
         const int r = i / (VALUE_DIM / 4), column = i % (VALUE_DIM / 4) * 4;
         float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (column >= d->attention.d_v) continue;
+        if (column >= d->attention.d_v || !results[r].out) continue;
         if (seen) x = *(const float4 *)(sums + r * ROW_FLOATS + column);
-        write_output(d, w, r, column, factors[r], x);
+        write_columns(&d->attention, results[r].out, column, factors[r], x);
     }
 }
 #endif

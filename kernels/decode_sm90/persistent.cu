@@ -137,7 +137,9 @@ FA_DEVICE bool finish_part(const pipeline *pipe, const fa_decode_params *d, cons
                            const float *sums)
 {
     if (w->parts <= 1) {
-        write_sums(d, w, sums, (float *)(void *)pipe->q);
+        if (warp_id() == 0) find_results(d, w, pipe->state->results);
+        sync_consumers();
+        write_sums(d, w, sums, pipe->state->results, (float *)(void *)pipe->q);
         return false;
     }
     store_part(d, w, sums);

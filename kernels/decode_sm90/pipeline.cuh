@@ -13,6 +13,7 @@
 #include "decode_sm90/config.cuh"
 
 #include "decode_sm80/key_tiles.cuh"
+#include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
@@ -23,6 +24,7 @@
 enum { WORKS = 2 };
 typedef struct shared_state {
     fa_work work[WORKS];
+    fa_result results[ROWS];
     uint64_t full[MOST_STAGES], empty[MOST_STAGES], work_full[WORKS], work_empty[WORKS];
 } shared_state;
 static_assert(sizeof(shared_state) <= FA_DECODE_SM90_STATE, "the planner's bytes");
@@ -30,6 +32,9 @@ static_assert(sizeof(shared_state) <= FA_DECODE_SM90_STATE, "the planner's bytes
 typedef struct shared_state {
     fa_work work;
     uint64_t full[MOST_STAGES], empty[MOST_STAGES];
+#if !EIGHT_BITS
+    fa_result results[ROWS];
+#endif
 } shared_state;
 static_assert(sizeof(shared_state) <= STATIC_SMEM, "the planner's bytes beside the dynamic ones");
 #endif

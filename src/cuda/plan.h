@@ -58,6 +58,7 @@ typedef struct fa_cuda_decode_launch {
     int32_t heads, queries, chunks, whole, parts, least, most_queries;
     int32_t blocks;    /* the most persistent blocks; 0: each has a part and ends */
     int32_t stages;    /* of decode_sm90, that a block, or a group of a persistent one, uses */
+    bool alone;        /* of decode_sm90: the next grid does not start before its blocks end */
     bool merges_apart; /* parts are merged by a second launch, whether there are counters or not */
 } fa_cuda_decode_launch;
 

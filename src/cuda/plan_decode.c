@@ -300,6 +300,7 @@ typedef struct cut {
     int64_t whole;  /* the first work tiles, which are not cut */
     int64_t length; /* the least key tiles of a part; 0: as least_of_parts() says */
     bool timed;     /* with two blocks on each multiprocessor, even if there are not so many */
+    bool alone;     /* the next grid does not start before its blocks end */
 } cut;
 
 /* What is cut. */
@@ -400,8 +401,9 @@ static int64_t least_keys(const fa_problem *p, const fa_variant *v)
  * some 0.3 us, the device could read MERGE_BYTES. */
 enum { FEW_PARTS = 16, MERGE_BYTES = 1300 << 10 };
 
-/* For decode_sm90: so many blocks, each alone on its multiprocessor, read at the full rate of memory. */
-enum { FULL_RATE_BLOCKS = 100, FULL_RATE_BLOCKS_WIDE = 60, WIDE = 256 };
+/* For decode_sm90: so many blocks, each alone on its multiprocessor, read at the full rate of memory: a pair of neighbouring
+ * multiprocessors gets at most 76 GB/s (4 sequences of 26,664 keys, 2 heads of 128: 104 blocks 34.2 us, 128 30.6). */
+enum { FULL_RATE_BLOCKS = 122, FULL_RATE_BLOCKS_WIDE = 60, WIDE = 256 };
 
 /* Whether few parts may have as little as a key tile: those of decode_sm90 in 16 bits, if there are few blocks. */
 static bool has_short_parts(const fa_problem *p, const fa_variant *v, int64_t tasks,
@@ -588,6 +590,7 @@ static bool find_cut_of_many_rows(const keys_to_cut *k, const fa_variant *v, cut
  * most parts are best. */
 static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
 {
+    enum { FEW_BLOCKS_OF_ROUND = 80 };
     const int64_t most = clamp_parts(k->multiprocessors / k->tasks, k->most);
     const int64_t alone = v->head_dim >= WIDE ? FULL_RATE_BLOCKS_WIDE : FULL_RATE_BLOCKS;
     cut best = {.parts = 1, .blocks = 1, .cost = INFINITY};
@@ -600,6 +603,11 @@ static cut find_cut_of_one_round(const keys_to_cut *k, const fa_variant *v)
         const double cost = (double)blocks * bytes + (double)(merges * MERGE_BYTES);
         if (cost <= best.cost) best = (cut){.parts = parts, .blocks = 1, .cost = cost};
     }
+    /* With room for two, a block has fewer stages (H200, 100 shapes, the same cuts: 81 to 132 blocks 0.88 to 0.99 of the time, most
+     * with many tiles; fewer blocks the same). */
+    if (!has_many_rows(v) && !is_8bit(v) && !v->copied &&
+        k->tasks * best.parts > FEW_BLOCKS_OF_ROUND)
+        best.blocks = BLOCKS_TOGETHER, best.timed = true;
     return best;
 }
 
@@ -653,7 +661,8 @@ static cut find_timed_cut(const keys_to_cut *k, const fa_variant *v)
                  .cost = best.us,
                  .whole = best.whole,
                  .length = parts > 1 ? best.length : 0,
-                 .timed = !has_nearly_one_each(k, v, parts)};
+                 .timed = !has_nearly_one_each(k, v, parts),
+                 .alone = best.alone && parts == 1};
 }
 
 /* The same where only the device knows the lengths, for so many keys that it matters: parts as long as fill 0.72 of a round of blocks, if
@@ -954,6 +963,7 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
     }
     int blocks = found.blocks;
     l->decode.merges_apart = merges_apart(v, l, found.parts);
+    l->decode.alone = found.alone;
     if (is_sm90(v)) { /* fewer blocks have more stages each */
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);

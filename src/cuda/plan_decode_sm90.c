@@ -8,6 +8,7 @@
 
 #include "cuda/family.h"
 #include "cuda/plan_decode.h"
+#include "mask.h"
 
 /* ---- The launch ------------------------------------------------------------------------------ */
 
@@ -30,6 +31,29 @@ static void make_map_shapes(const fa_problem *p, const fa_variant *v,
     fa_cuda_map_view(&maps[1], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, rows);
 }
 
+/* The keys that all work tiles see, and their parts, as describe_work in kernels/decode_sm80/work.cuh finds them. */
+static fa_decode_common find_common(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const fa_decode_common none = {0};
+    const fa_variant *v = &fa_variants[l->variant];
+    if (v->cache || v->copied || l->tiles != 1 || fa_cuda_has_own_lengths(p) || p->batch == 0 ||
+        p->n_q == 0 || p->blocks_k == 0)
+        return none;
+    const fa_sequence s = fa_problem_sequence(p, 0);
+    const fa_range first = fa_visible(p, &s, 0), last = fa_visible(p, &s, p->n_q - 1);
+    if (last.hi <= first.lo) return none;
+    fa_decode_common c = {.from = (int32_t)first.lo,
+                          .to = (int32_t)last.hi,
+                          .all_from = (int32_t)last.lo,
+                          .all_to = (int32_t)first.hi};
+    c.start = c.from / v->keys * v->keys;
+    c.tiles = (c.to - c.start + v->keys - 1) / v->keys;
+    c.per_part = (c.tiles + l->decode.parts - 1) / l->decode.parts;
+    if (c.per_part < l->decode.least) c.per_part = l->decode.least;
+    c.parts = (c.tiles + c.per_part - 1) / c.per_part;
+    return c;
+}
+
 bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                 fa_cuda_encoder *encode, fa_decode_sm90_params *params,
                                 fa_cuda_fault *fault)
@@ -43,6 +67,8 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
     for (params->box_shift = 0; 1 << params->box_shift < params->box_rows;) params->box_shift++;
     params->stages = l->decode.stages;
     params->divisors = fa_cuda_decode_divisors(p, l);
+    params->common = find_common(p, l);
+    params->alone = l->decode.alone;
     if (v->copied) return true;
     return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->v}, MAPS, encode,
                                fault);

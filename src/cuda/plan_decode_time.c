@@ -16,6 +16,7 @@ typedef struct sequence {
     int64_t ends[KINDS]; /* numbers of the blocks behind each run */
     double sizes[KINDS]; /* bytes, and what a block costs besides */
     int kinds;
+    double later; /* more bytes of a block that starts behind another one */
     int64_t started;
 } sequence;
 
@@ -32,21 +33,21 @@ typedef struct state {
 } state;
 
 /*
- * For an H200. Fitted to 80 shapes with one query and 8 to 45 cuts each (head dims 64, 128 and 256, to 1,024 work tiles, 0.5k to 22k
- * keys), and to 22 shapes with 9 to 16 rows. The cuts that it chooses among these take 1.008 and 1.003 times as long as the fastest in
- * the geometric mean. The rules before it took 1.032 with one query, 1.16 at most.
+ * For an H200. Up to 8 rows: fitted to 261 shapes with one query and 3 to 20 cuts each (head dims 64, 128 and 256, 17 to 528 work
+ * tiles, 0.4k to 8k keys), the cuts that it chooses to those that are fastest. 9 to 16 rows: to 22 shapes.
  */
 typedef struct pace {
     double tile_us[4];  /* for a block alone, of a key tile of 64, 128, 192 and 256 columns */
-    double start_bytes; /* that a block could read while it starts and ends */
+    double start_bytes; /* that a block could read while it starts and ends; */
+    double later_bytes; /* and more of those that do not start before the grid in front has ended */
     double launch_us;
     double merge_us, turn_us; /* merging; each 16 parts of it; */
     double sums_us;           /* and sums of as many parts as there are slots */
     double both_few,
         both_many; /* bytes a us of a multiprocessor with two blocks, if few of them or most have two */
 } pace;
-static const pace few_rows = {{0.85, 0.72, 1.5, 1.07}, 22e3, 4.0, 0.39, 0.23, 0.09, 70e3, 46.8e3},
-                  many_rows = {{1.06, 1.0, 2.16, 1.12}, 16e3, 3.4, 2.1, 0.59, 0.43, 44e3, 42e3};
+static const pace few_rows = {{0.90, 0.734, 1.5, 1.024}, 17.4e3, 31.6e3, 4.1, 0.47, 0.365, 0.065, 66e3, 44.4e3},
+                  many_rows = {{1.06, 1.0, 2.16, 1.12}, 16e3, 0.0, 3.4, 2.1, 0.59, 0.43, 44e3, 42e3};
 enum { FEW_ROWS = 8 };
 
 static const double device_rate = 4.65e6; /* bytes a us */
@@ -112,7 +113,7 @@ static void share_slot(state *m, group g, const double *shares, const sequence *
         if (count <= 0) continue;
         group next = g;
         next.count = count;
-        next.left[next.busy++] = s->sizes[i];
+        next.left[next.busy++] = s->sizes[i] + s->later;
         given += count;
         add_group(m, next);
     }
@@ -215,14 +216,41 @@ static void add_run(sequence *s, int64_t blocks, double tiles, const fa_decode_k
     s->sizes[s->kinds++] = tiles * k->tile_bytes + pace_of(k)->start_bytes;
 }
 
+/*
+ * Whether whole work tiles leave multiprocessors with one block beside others with two. If the next grid's blocks took the free places
+ * while they run, it would have two blocks on fewer multiprocessors, and a pair of neighbours gets at most 76 to 86 GB/s. So the next
+ * grid starts behind it (H200, 52 shapes: 133 to 164 blocks 0.80 of the time, to 197 0.87, to 230 0.95, to 263 0.97; with 264 and more,
+ * or 132 and fewer, and where parts are merged, the next grid should start early: 1.02 to 1.1).
+ */
+static bool is_uneven_round(const fa_decode_keys *k, int64_t parts)
+{
+    return k->rows <= FEW_ROWS && parts == 1 && k->tasks > k->multiprocessors &&
+           k->tasks < SLOTS * (int64_t)k->multiprocessors;
+}
+
+/* Its time, by the pairs that have most blocks or by the device; within 3% of those 52 on average. */
+static double time_uneven_round(const fa_decode_keys *k)
+{
+    const double start_us = 5.5, pair_rate = 86e3, rate = 4.3e6 * k->multiprocessors / 132.0;
+    const int64_t second = k->tasks - k->multiprocessors;
+    const double of_pair = 2 * second <= k->multiprocessors ? 3.0 : 4.0;
+    const double bytes = (double)k->tiles * k->tile_bytes;
+    return start_us + fmax(of_pair * bytes / pair_rate, (double)k->tasks * bytes / rate);
+}
+
 void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
 {
     const int64_t parts = divide_tiles(k, cut->length), others = k->tasks - cut->whole;
     const pace *pace = pace_of(k);
     const double alone = k->tile_bytes / pace->tile_us[(k->head_dim - 1) / 64];
-    sequence s = {.kinds = 0};
+    sequence s = {.kinds = 0, .later = pace->later_bytes};
     state m;
     double rates[SLOTS];
+    cut->alone = is_uneven_round(k, parts);
+    if (cut->alone) {
+        cut->us = time_uneven_round(k);
+        return;
+    }
     add_run(&s, cut->whole, (double)k->tiles, k);
     add_run(&s, others * (parts - 1), (double)cut->length, k);
     add_run(&s, others, (double)(k->tiles - (parts - 1) * cut->length), k);
@@ -241,7 +269,7 @@ void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
 static void try_cut(const fa_decode_keys *k, int64_t whole, int64_t length, fa_decode_cut *best)
 {
     const double whole_takes = 1.025; /* whole ones end less evenly than the model says */
-    fa_decode_cut cut = {whole, length < 1 ? 1 : length, 0.0};
+    fa_decode_cut cut = {whole, length < 1 ? 1 : length, 0.0, false};
     fa_cuda_time_cut(k, &cut);
     if (whole > 0) cut.us *= whole_takes;
     if (cut.us < best->us) *best = cut;
@@ -261,7 +289,7 @@ static fa_decode_cut find_cut(const fa_decode_keys *k, int64_t most, bool takes_
         LAST_TRIED = 3
     };
     const int64_t m = k->multiprocessors;
-    fa_decode_cut best = {0, k->tiles, INFINITY};
+    fa_decode_cut best = {0, k->tiles, INFINITY, false};
     if (k->tasks > MOST_ROUNDS * m || most <= 1) return best;
     int64_t before = 0;
     for (int i = 0; i < (int)(sizeof rounds / sizeof rounds[0]); i++) {

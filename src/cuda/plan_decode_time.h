@@ -20,9 +20,10 @@ typedef struct fa_decode_keys {
 typedef struct fa_decode_cut {
     int64_t whole, length;
     double us;
+    bool alone; /* the next grid should not start before its blocks end */
 } fa_decode_cut;
 
-/* Sets the cut's time. At most some thousand blocks. */
+/* Sets the cut's time, and whether it is alone. At most some thousand blocks. */
 void fa_cuda_time_cut(const fa_decode_keys *keys, fa_decode_cut *cut);
 
 /* The fastest cut that was tried. most: parts of a work tile; takes_whole: the first work tiles can stay whole. */

@@ -22,7 +22,7 @@ static fa_decode_keys make_keys(int64_t tasks, int64_t tiles, int head_dim, int 
 
 static double time_of(const fa_decode_keys *k, int64_t whole, int64_t length)
 {
-    fa_decode_cut cut = {whole, length, 0.0};
+    fa_decode_cut cut = {whole, length, 0.0, false};
     fa_cuda_time_cut(k, &cut);
     return cut.us;
 }

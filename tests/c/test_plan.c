@@ -1600,7 +1600,7 @@ static void test_decode_sm90_whole(void)
     static const struct {
         int64_t batch, heads, heads_kv, keys, dim, tasks, whole, parts, merge_blocks;
     } cases[] = {{36, 32, 8, 3000, 128, 288, 264, 8, 288},
-                 {40, 32, 8, 4096, 128, 320, 0, 2, 320},
+                 {40, 32, 8, 4096, 128, 320, 132, 2, 320},
                  {25, 64, 8, 13625, 64, 200, 0, 2, 200},
                  {52, 40, 8, 585, 128, 416, 0, 1, 416},
                  {79, 56, 8, 5059, 128, 632, 528, 3, 528 + 104 * 2},
@@ -1635,6 +1635,47 @@ static void test_decode_sm90_whole(void)
         p.batch_invariant = true;
         CHECK(plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]).launches[0].decode.whole == 0,
               "case %d: batch-invariant", (int)i);
+    }
+}
+
+/* Whole work tiles that are one uneven round of blocks have the device alone. And what all work tiles have in common, if the host
+ * knows all lengths. */
+static void test_decode_sm90_common(void)
+{
+    static char memory[64];
+    static const struct {
+        int64_t batch, heads, heads_kv, keys, dim;
+        bool alone;
+    } cases[] = {{28, 8, 8, 2221, 64, true},    {28, 48, 8, 2221, 64, true},
+                 {28, 96, 8, 2221, 64, false},  {16, 32, 8, 8192, 128, false},
+                 {33, 32, 8, 2000, 128, false}, {25, 64, 8, 13625, 64, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_cached(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys,
+                                   cases[i].dim, FA_BFLOAT16);
+        fa_cuda_plan plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
+        fa_decode_sm90_params params = params_of(&p, &plan.launches[0]);
+        const int32_t tile = plan.launches[0].tile_k;
+        CHECK(params.alone == cases[i].alone, "case %d: alone %d, %d parts", (int)i, params.alone,
+              (int)plan.launches[0].decode.parts);
+        const fa_decode_common all = params.common;
+        CHECK(all.from == 0 && all.to == cases[i].keys && all.all_from == 0 &&
+                  all.all_to == cases[i].keys && all.start == 0 &&
+                  all.tiles == (cases[i].keys + tile - 1) / tile &&
+                  (all.parts - 1) * all.per_part < all.tiles &&
+                  all.parts * all.per_part >= all.tiles,
+              "case %d: %d parts of %d of %d key tiles", (int)i, all.parts, all.per_part,
+              all.tiles);
+        p.causal = true, p.window_left = 299;
+        plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
+        params = params_of(&p, &plan.launches[0]);
+        CHECK(params.common.from == cases[i].keys - 300 && params.common.start % tile == 0 &&
+                  params.common.start <= params.common.from &&
+                  params.common.start + tile > params.common.from,
+              "case %d: keys %d to %d", (int)i, params.common.from, params.common.to);
+        p.seqlens_k = (const int32_t *)(const void *)memory;
+        plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
+        params = params_of(&p, &plan.launches[0]);
+        CHECK(params.common.tiles == 0, "case %d: lengths of their own", (int)i);
     }
 }
 
@@ -1681,8 +1722,8 @@ static void test_decode_sm90(void)
 {
     static char memory[64];
     static const decode_case cases[] = {
-        {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
-        {1, 32, 8, 1, 131072, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
+        {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 4},
+        {1, 32, 8, 1, 131072, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 4},
         {16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 128, 1, 4},
         {64, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 512, 1, 4},
         {64, 32, 8, 1, 1000, 128, FA_VARIANT_decode_sm90_d128_bf16, 512, 1, 4},
@@ -1699,11 +1740,11 @@ static void test_decode_sm90(void)
         {64, 16, 4, 8, 4096, 192, FA_VARIANT_decode_sm90_d192_bf16_rows32, 256, 1, 5},
         {2, 8, 1, 1, 300, 192, FA_VARIANT_decode_sm90_d256_bf16, 2, 5, 12},
         {1, 8, 8, 1, 1005, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 8, 12},
-        {1, 8, 8, 1, 1300, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 11, 12},
+        {1, 8, 8, 1, 1300, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 11, 4},
         {1, 1, 1, 1, 6924, 64, FA_VARIANT_decode_sm90_d64_bf16, 1, 28, 12},
         {1, 1, 1, 1, 10000, 64, FA_VARIANT_decode_sm90_d64_bf16, 1, 40, 12},
         {1, 16, 2, 1, 4096, 256, FA_VARIANT_decode_sm90_d256_bf16, 2, 16, 12},
-        {1, 32, 8, 1, 907, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 15, 12},
+        {1, 32, 8, 1, 907, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 15, 4},
         {1, 8, 8, 1, 63, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 1, 12},
     };
     const fa_cuda_family *family = fa_cuda_find_family("decode_sm90");
@@ -1722,7 +1763,7 @@ static void test_decode_sm90(void)
         const fa_cuda_plan_launch *l = &plan.launches[0];
         CHECK(l->decode.parts == (batch == 1 ? 16 : 3) &&
                   l->decode.least == (batch == 1 ? 1 : 43) &&
-                  params_of(&own, l).stages == (batch == 1 ? 12 : 4),
+                  params_of(&own, l).stages == 4,
               "batch %d: %d parts of %d key tiles at least", (int)batch, (int)l->decode.parts,
               (int)l->decode.least);
         if (batch == 1) continue;
@@ -2148,6 +2189,7 @@ int main(void)
     test_workspace_without_data();
     test_reciprocals();
     test_decode_sm90_whole();
+    test_decode_sm90_common();
     test_decode_sm90_merge();
     test_decode_sm90();
     test_decode_sm90_bytes();
