@@ -583,8 +583,7 @@ static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t take
     if (!is_ordered(p) || bytes > most_bytes || p->d > 128 || p->d_v > 128 || p->batch_invariant ||
         find_options(p) || fa_cuda_has_own_lengths(p))
         return false;
-    if (sees_all(p))
-        return group > 1 && tiles > 32 && (10 * tasks < 19 * takers || tiles >= 96);
+    if (sees_all(p)) return group > 1 && tiles > 32 && (10 * tasks < 19 * takers || tiles >= 96);
     if (!fa_cuda_shrinks(p) || is_narrow(p) || has_few_undivided(p, tasks, takers)) return false;
     if (!is_above_96(p)) return group >= 7 && tiles >= 40 && tiles < 96;
     return group >= 4 && tiles >= (group >= 7 ? 40 : 96);
