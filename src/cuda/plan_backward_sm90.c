@@ -542,14 +542,15 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
 }
 
 /* Whether each query head of a group has its own blocks where sums have one order: in long causal rows at head dims of 65 to
- * 128. Such blocks ascend and hardly wait, and sums of dK and dV cost little beside them. Also without a mask, in up to two
- * rounds of whole groups: the more heads there are, the fewer blocks of a head begin one after the other (rate over that of
- * any order, before and with it: head dim 64, 16/2, n 8k 0.85, 0.94, 12/4, n 6,729 0.93, 1.04 to 1.1; 128, 16/2, n 4,665 0.96,
- * 1.04 to 1.08; 96, 20/5, n 6,000 0.935, 0.945; 3.9 rounds, 64, 2 x 4k, 32/8 0.95, 0.92). (Causal: H200, head dim 128, rate over that
- * of any order, whole groups that round dQ, and this: 28/4 heads, n 4k 0.97, 0.93, n 8k 0.90, 0.97, n 16k 0.88, 0.98; 64/8, n
- * 8k 0.88, 0.957; 24/3, 3 x 6,376 0.93, 1.01; 8/1, 2 x 11,986 0.73, 0.95; 32/8, n 8k 0.963, 0.948, n 16k 0.95, 0.964, n 32k
- * 0.955, 0.984; 16/4, n 16k 0.92, 0.964; 16/2, 2 x 16k 0.87, 0.967; 24/8, n 12,000 0.94, 0.90. Head dim 96, 32/8, n 16k 0.974,
- * 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928.) */
+ * 128. Such blocks ascend and hardly wait, and sums of dK and dV cost little beside them. Also without a mask, in few rounds
+ * of whole groups and in long rows: the more heads there are, the fewer blocks of a head begin one after the other (rate over
+ * that of any order, before and with it: head dim 64, 16/2, n 8k 0.82, 0.90; 12/4, n 6,729 0.93, 1.12; 128, 16/2, n 4,665 0.95,
+ * 1.10; 96, 20/5, n 6,000 0.93, 0.94; 1.94 rounds, 128, 16/4, n 8,067 0.93, 0.91; 3.9 rounds, 64, 2 x 4k, 32/8 0.95, 0.92; long
+ * rows, 3.5 to 7.5 rounds, 128, 24/8, n 15,781 0.975, 1.015; 64, 20/4, n 14,701 0.92, 0.97). Causal (H200, head dim 128, rate
+ * over that of any order, whole groups that round dQ, and this): 28/4 heads, n 4k 0.97, 0.93, n 8k 0.90, 0.97, n 16k 0.88, 0.98;
+ * 64/8, n 8k 0.88, 0.957; 24/3, 3 x 6,376 0.93, 1.01; 8/1, 2 x 11,986 0.73, 0.95; 32/8, n 8k 0.963, 0.948, n 16k 0.95, 0.964, n
+ * 32k 0.955, 0.984; 16/4, n 16k 0.92, 0.964; 16/2, 2 x 16k 0.87, 0.967; 24/8, n 12,000 0.94, 0.90. Head dim 96, 32/8, n 16k
+ * 0.974, 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928. */
 static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t takers)
 {
     const double most_bytes = 2e9, /* of the sums: a training step has to have room for them */
@@ -559,7 +560,7 @@ static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t take
     if (!is_ordered(p) || bytes > most_bytes || p->d > 128 || p->d_v > 128 || p->batch_invariant ||
         find_options(p) || fa_cuda_has_own_lengths(p))
         return false;
-    if (sees_all(p)) return group > 1 && tiles > 32 && tasks <= 2 * takers;
+    if (sees_all(p)) return group > 1 && tiles > 32 && (10 * tasks < 19 * takers || tiles >= 96);
     if (!fa_cuda_shrinks(p) || is_narrow(p) || has_few_undivided(p, tasks, takers)) return false;
     if (!is_above_96(p)) return group >= 7 && tiles >= 40 && tiles < 96;
     return group >= 4 && tiles >= (group >= 7 ? 40 : 96);
@@ -573,8 +574,8 @@ static bool has_modelled_order(const fa_problem *p, const fa_variant *v, int64_t
     return is_wide(v) || has_few_undivided(p, tasks, takers) || sees_all(p);
 }
 
-/* Whether blocks of packed sequences are so short that query heads share keys, although that leaves few rounds of blocks (H200, one order,
- * rate over that of halves of a group: 190 sequences of 200 rows, 4/1 heads of 96 1.31, 167 of 340 1.20; 50 of 550, 8/2 of 128 1.10; 79 of 330, 4/1 of 64 1.11, 44 of
+/* Whether blocks of packed sequences are so short that query heads share keys, although that leaves few rounds of blocks (H200, one order, and
+ * any order nearly the same, rate over that of halves of a group: 190 sequences of 200 rows, 4/1 heads of 96 1.31, 167 of 340 1.20; 50 of 550, 8/2 of 128 1.10; 79 of 330, 4/1 of 64 1.11, 44 of
  * 390, 8/2 1.11; but 52 of up to 3,936, 4/1 0.88, 58 of up to 2,198, 8/1 0.89). */
 static bool has_short_blocks(const fa_problem *p, const fa_variant *v, int64_t tasks,
                              int64_t takers)
@@ -914,15 +915,16 @@ static bool runs_first_ahead(const fa_problem *p, const fa_cuda_plan_launch *mai
 
 /* Whether two tiles of dQ are counted together. In long rows that is faster, in shorter ones blocks wait longer for each other
  * (head dim 64, rate over that of sums in any order, without and with: n 4k full 0.96, 0.98, n 3,200 0.943, 0.992, n 2,700
- * 0.945, 0.976; causal n 2k 0.97, 0.90, n 16k 0.96, 1.00; a window of 1,024 keys 0.92, 0.84). Of packed sequences, blocks of
- * few key heads follow each other closely (causal, without and with: 72 of 1,250 rows, 2 heads 1.006, 0.896; 434 of 760, 2
- * heads 0.944, 0.870; 109 of 1,240, 4 heads 0.934, 0.907; 5 of 1,800, 64/16 0.930, 0.962; 41 of 1,060, 32/8 0.971, 0.995; 58 of
- * up to 6,640, 8/1 0.853, 0.902). */
+ * 0.945, 0.976; causal n 2k 0.97, 0.90, n 16k 0.96, 1.00; a window of 1,024 keys 0.92, 0.84). Of packed sequences, the blocks of
+ * few heads follow each other closely (causal, without and with: 72 of 1,250 rows, 2 heads 1.006, 0.896; 434 of 760, 2 heads
+ * 0.944, 0.870; 109 of 1,240, 4 heads 0.934, 0.907; 32 of 850, 8/4 1.013, 0.992; 5 of 1,800, 64/16 0.930, 0.962; 25 of 920, 32/4
+ * 0.927, 0.966; 16 of 640, 16/4 0.969, 0.993; 58 of 940, 8/1 0.853, 0.902). */
 static bool counts_pairs(const fa_problem *p)
 {
     const int64_t tiles = fa_cuda_count_tiles(count_sequence_rows(p), FA_BACKWARD_SM90_QUERIES);
     if (has_window(p)) return false;
-    if (is_packed(p)) return tiles >= 96 || (p->heads_kv >= 8 && p->rows_q >= 1000 * p->batch);
+    if (is_packed(p))
+        return p->rows_q >= 600 * p->batch && p->rows_q * p->heads_q >= 7000 * p->batch;
     return tiles >= (fa_cuda_shrinks(p) ? 128 : 44);
 }
 
