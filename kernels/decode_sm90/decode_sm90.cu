@@ -56,7 +56,8 @@ FA_DEVICE fa_work describe_common(const fa_decode_params *d, const fa_decode_sm9
     fa_work w;
     w.part = n < 0 ? 0 : (int)fa_divide_by(n, by->tasks);
     const int task = number - w.part * cut, batch = (int)fa_divide_by(task, by->units);
-    const int unit = task - batch * by->units_of_batch, head_kv = (int)fa_divide_by(unit, by->chunks);
+    const int unit = task - batch * by->units_of_batch,
+              head_kv = (int)fa_divide_by(unit, by->chunks);
     const int first = (unit - head_kv * d->chunks) * d->heads;
     const int64_t diagonal = p->diagonal_given ? p->diagonal : p->max_k - p->rows_q;
     w.tile = (fa_tile){.batch = batch,
@@ -108,7 +109,8 @@ FA_DEVICE void run_part(const pipeline *pipe, const fa_decode_params *d,
     if (warp_id() >= CONSUMER_WARPS) {
         if (w->parts > 0) produce(pipe, d, s, w, &at);
 #if !EIGHT_BITS
-        find_results(d, w, pipe->state->results); /* while the last tiles come */
+        /* While the last tiles come. A part has no results: with few tiles its block would wait for this. */
+        if (w->parts <= 1) find_results(d, w, pipe->state->results);
 #endif
     } else if (w->parts > 0) attend(pipe, d, w, &at, sums);
     __syncthreads();

@@ -46,8 +46,9 @@ typedef struct pace {
     double both_few,
         both_many; /* bytes a us of a multiprocessor with two blocks, if few of them or most have two */
 } pace;
-static const pace few_rows = {{0.90, 0.734, 1.5, 1.024}, 17.4e3, 31.6e3, 4.1, 0.47, 0.365, 0.065, 66e3, 44.4e3},
-                  many_rows = {{1.06, 1.0, 2.16, 1.12}, 16e3, 0.0, 3.4, 2.1, 0.59, 0.43, 44e3, 42e3};
+static const pace
+    few_rows = {{0.85, 0.734, 1.5, 1.024}, 17.4e3, 31.6e3, 4.1, 0.47, 0.365, 0.065, 66e3, 44.4e3},
+    many_rows = {{1.06, 1.0, 2.16, 1.12}, 16e3, 0.0, 3.4, 2.1, 0.59, 0.43, 44e3, 42e3};
 enum { FEW_ROWS = 8 };
 
 static const double device_rate = 4.65e6; /* bytes a us */
@@ -216,6 +217,12 @@ static void add_run(sequence *s, int64_t blocks, double tiles, const fa_decode_k
     s->sizes[s->kinds++] = tiles * k->tile_bytes + pace_of(k)->start_bytes;
 }
 
+/* The most blocks of a pair of multiprocessors, of whole work tiles in a round that is more than half full. */
+static double count_of_pair(const fa_decode_keys *k)
+{
+    return 2 * (k->tasks - k->multiprocessors) <= k->multiprocessors ? 3.0 : 4.0;
+}
+
 /*
  * Whether whole work tiles leave multiprocessors with one block beside others with two. If the next grid's blocks took the free places
  * while they run, it would have two blocks on fewer multiprocessors, and a pair of neighbours gets at most 76 to 86 GB/s. So the next
@@ -224,18 +231,18 @@ static void add_run(sequence *s, int64_t blocks, double tiles, const fa_decode_k
  */
 static bool is_uneven_round(const fa_decode_keys *k, int64_t parts)
 {
-    return k->rows <= FEW_ROWS && parts == 1 && k->tasks > k->multiprocessors &&
-           k->tasks < SLOTS * (int64_t)k->multiprocessors;
+    const double least_bytes = 160e3; /* with fewer, the next grid's late start costs more */
+    return k->rows <= FEW_ROWS && k->head_dim != 192 && parts == 1 &&
+           k->tasks > k->multiprocessors && k->tasks < SLOTS * (int64_t)k->multiprocessors &&
+           (double)k->tiles * k->tile_bytes > (count_of_pair(k) - 2.0) * least_bytes;
 }
 
 /* Its time, by the pairs that have most blocks or by the device; within 3% of those 52 on average. */
 static double time_uneven_round(const fa_decode_keys *k)
 {
     const double start_us = 5.5, pair_rate = 86e3, rate = 4.3e6 * k->multiprocessors / 132.0;
-    const int64_t second = k->tasks - k->multiprocessors;
-    const double of_pair = 2 * second <= k->multiprocessors ? 3.0 : 4.0;
     const double bytes = (double)k->tiles * k->tile_bytes;
-    return start_us + fmax(of_pair * bytes / pair_rate, (double)k->tasks * bytes / rate);
+    return start_us + fmax(count_of_pair(k) * bytes / pair_rate, (double)k->tasks * bytes / rate);
 }
 
 void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
@@ -269,10 +276,11 @@ void fa_cuda_time_cut(const fa_decode_keys *k, fa_decode_cut *cut)
 static void try_cut(const fa_decode_keys *k, int64_t whole, int64_t length, fa_decode_cut *best)
 {
     const double whole_takes = 1.025; /* whole ones end less evenly than the model says */
+    const double gains = 0.998; /* of nearly equal cuts the first one, which has fewest parts */
     fa_decode_cut cut = {whole, length < 1 ? 1 : length, 0.0, false};
     fa_cuda_time_cut(k, &cut);
     if (whole > 0) cut.us *= whole_takes;
-    if (cut.us < best->us) *best = cut;
+    if (cut.us < gains * best->us) *best = cut;
 }
 
 /* Parts that fill one or some blocks of each multiprocessor, and parts of which the last one is shorter: its blocks start last and are
