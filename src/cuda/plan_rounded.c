@@ -27,7 +27,8 @@ enum {
     NARROWEST = 65,
     NARROW = 256,
     WIDEST = 512,
-    LEAST_KEYS = 256 /* with fewer little is won */
+    LEAST_KEYS = 256, /* with fewer little is won */
+    MOST_HEADS = 65535
 };
 
 /* ---- The workspace --------------------------------------------------------------------------- */
@@ -105,6 +106,7 @@ static bool refuse_rounded(const fa_problem *p, char *why, size_t size)
             ? "an option changes scores or weights, or the scale is not positive"
         : p->d < NARROWEST && p->d_v < NARROWEST ? "the head dims are narrow"
         : p->d > WIDEST || p->d_v > WIDEST       ? "the head dims are wide"
+        : p->batch * p->heads_q > MOST_HEADS     ? "there are many heads"
         : p->d < 1 || p->d_v < 1 || p->n_k < 1 || p->rows_q < 1 || p->batch * p->heads_q < 1
             ? "there are no queries, keys or columns"
             : NULL;
