@@ -153,6 +153,11 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 /* Whether a block takes a task behind a long work tile late (scheduler.cuh). */
 #define TAKES_LATE (DYNAMIC && !SINGLE_TILES)
 
+/* Key tiles of a long one. Tests have shorter ones. */
+#ifndef LONG_WORK_TILE
+#define LONG_WORK_TILE 4
+#endif
+
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED (!SPLIT)
 #define ALTERNATES 0 /* without a balanced schedule */

@@ -207,15 +207,14 @@ FA_DEVICE int64_t find_taken_task(const fa_attention_params *p, const fa_sm90_pa
 enum { TASKS_AHEAD = SINGLE_TILES ? 5 : 3 };
 
 #if TAKES_LATE
-/* If there are few tasks for each block, a block takes none behind a work tile of many keys before it has requested nearly all of them:
- * a task that waits for a long work tile ends late, while other blocks have nothing to do. (H200, us, 3 tasks ahead and so: a prompt
- * of 1,536, 16/4 heads of 256, 50.0, 40.6; three of 391 to 1,345, 64/8 of 192, 10 tasks a block, 149, 156; one of 417 over pages of 16,
- * 64/32 of 64, 14.5, 17.0.) */
-enum { LATE_TASKS = 8, LATE_KEYS = 512 };
+/* If there are few tasks for each block, a block takes none behind a long work tile before it has requested nearly all of its keys: a task
+ * that waits for a long work tile ends late, while other blocks have nothing to do. (H200, us, 3 tasks ahead and so: a prompt of 1,536,
+ * 16/4 heads of 256, 50.0, 40.6; 10 tasks a block, 391 to 1,345 rows, 64/8 of 192, 149, 156.) */
+enum { LATE_TASKS = 8 };
 
 FA_DEVICE bool takes_late(const work_tile *w, int64_t tasks)
 {
-    return w->key_tiles * KEYS > LATE_KEYS && tasks < LATE_TASKS * (int64_t)gridDim.x;
+    return w->key_tiles >= LONG_WORK_TILE && tasks < LATE_TASKS * (int64_t)gridDim.x;
 }
 
 FA_DEVICE void wait_for_last_keys(const pipeline *pipe, int number)
