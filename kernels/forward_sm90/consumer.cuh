@@ -127,10 +127,12 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, const fa_attention_params *
     c->value_unit = apply_units(pipe->p, pipe->s, w, &c->limits);
 #endif
 #if HAS_SERIES
-    find_series(w, p->lse, &c->limits);
+    find_series(p, w, &c->limits);
     /* An instruction takes only one uniform register: the assembler must take this number for one that threads do not share. */
     c->limits.third = ptx_depend_on(c->limits.third, __int_as_float((int)threadIdx.x), c->zero);
+#if HAS_EXACT_SERIES
     c->limits.seventh = ptx_depend_on(c->limits.seventh, __int_as_float((int)threadIdx.x), c->zero);
+#endif
 #endif
 #pragma unroll
     for (int r = 0; r < 2; r++) c->rows.base[r] = find_first_base(w, row_of(0, r));
@@ -147,7 +149,7 @@ FA_DEVICE void do_key_tiles(const pipeline *pipe, const fa_attention_params *p, 
         if (c->at.tile >= c->limits.plain_from && c->at.tile < c->limits.plain_to) {
             if (ADAPTIVE && c->new_max) c->tracked = TRACKED_TILES;
             /* Each series has loops of its own: a branch in a tile costs 5% or more. */
-            const bool exact = HAS_SERIES && p->lse, tracked = TRACKED || c->tracked;
+            const bool exact = HAS_EXACT_SERIES && p->lse, tracked = TRACKED || c->tracked;
             if (exact && tracked) do_plain_tiles(pipe, p, c, true, true);
             else if (exact) do_plain_tiles(pipe, p, c, false, true);
             else if (tracked) do_plain_tiles(pipe, p, c, true, false);

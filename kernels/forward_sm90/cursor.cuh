@@ -91,9 +91,12 @@ FA_DEVICE float find_least_top(const work_tile *w, float low, float top, float l
     return fmaxf(bits + lost - low * w->scale, -top * w->scale);
 }
 
-/* exact: for a log-sum-exp. */
-FA_DEVICE void find_series(const work_tile *w, bool exact, tile_limits *at)
+/* Whether the series is the one for a log-sum-exp. */
+FA_DEVICE bool is_exact(const fa_attention_params *p) { return HAS_EXACT_SERIES && p->lse; }
+
+FA_DEVICE void find_series(const fa_attention_params *p, const work_tile *w, tile_limits *at)
 {
+    const bool exact = is_exact(p), any = exact || !p->lse;
     const float most_inner = 1e4f; /* the eighth power of a larger one may overflow */
     const float square = w->inner * w->inner, first = w->scale * w->inner;
     const float third = square * first, fifth = square * third, seventh = square * fifth;
@@ -103,7 +106,7 @@ FA_DEVICE void find_series(const work_tile *w, bool exact, tile_limits *at)
     at->seventh = warp_uniform_float(EXACT_SEVENTH * seventh);
     at->ninth = warp_uniform_float(EXACT_NINTH * (square * seventh));
     const float end = (exact ? EXACT_END : SERIES_END) / w->inner;
-    at->end = warp_uniform_float(w->inner < most_inner ? end : -1.0f);
+    at->end = warp_uniform_float(any && w->inner < most_inner ? end : -1.0f);
     at->top = warp_uniform_float((exact ? EXACT_TOP : SERIES_TOP) * w->scale);
     at->least_top = warp_uniform_float(exact ? find_least_top(w, EXACT_LOW, EXACT_TOP, 20)
                                              : find_least_top(w, SERIES_LOW, SERIES_TOP, 11));

@@ -99,7 +99,7 @@ FA_DEVICE exponent_units find_masked_exponents(const pipeline *pipe, const fa_at
     const float inner = this_work_tile(pipe, c)->inner;
     const exponent_units one = {.scale = 1.0f}, series = series_units(&c->limits);
     if (are_in_series(&c->limits, c->scores)) {
-        if (p->lse) apply_series(c->scores, &series, true);
+        if (is_exact(p)) apply_series(c->scores, &series, true);
         else apply_series(c->scores, &series, false);
         return one;
     }
@@ -229,7 +229,7 @@ FA_DEVICE bool weigh_masked_by_series(const pipeline *pipe, const fa_attention_p
 {
     /* Above head dim 192 this is slower (H200, us, with and without it: six packed sequences of 80 to 6,000 rows 884, 805; 8,192
      * rows, window 4,096, 720, 700). */
-    const bool exact = p->lse;
+    const bool exact = is_exact(p);
     if (HEAD_DIM > 192 || !may_use_series(&c->limits, exact)) return false;
     const exponent_units u = series_units(&c->limits);
     const bool hides = hides_keys(c);
