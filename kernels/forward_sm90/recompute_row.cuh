@@ -14,7 +14,7 @@
 #define FIRST_COLUMN 0
 #endif
 
-/* The logit of one key, as an exponent of 2; every lane gets it. It is rounded before a base is
+/* The logit of one key, as an exponent of 2; every lane gets it. __fmul_rn rounds it before a base is
  * subtracted: in one fused multiply-add, a huge logit would differ from the base that is equal to it. */
 FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
                                 const fa_logit_row *row, const char *q, int64_t j)
@@ -26,11 +26,7 @@ FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
     sum = fa_warp_sum(sum);
     const float distance = (float)(row->center - j);
     const float logit = fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t));
-#if ROUNDED
-    return __fmul_rn(logit, FA_LOG2E); /* which the assembler does not fuse either */
-#else
-    return __uint_as_float(fa_opaque(__float_as_uint(logit * FA_LOG2E)));
-#endif
+    return __fmul_rn(logit, FA_LOG2E);
 }
 
 FA_DEVICE bool is_dropped(const fa_attention_params *p, const fa_dropout *d, int64_t i, int64_t j)

@@ -292,8 +292,8 @@ FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p
 
 /* Raises the bases to the max of a plain tile, and finds the exponents that its scores mean: the max shows whether they are in
  * the range of the series. Returns whether a base has changed: then outputs must be rescaled. */
-FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c,
-                         bool exact, exponent_units *u, float *rescale)
+FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, bool exact, exponent_units *u,
+                         float *rescale)
 {
     float top[2] = {max_of_bits(c->scores, 0), max_of_bits(c->scores, 1)};
     const bool negative = is_negative(top[0]) || is_negative(top[1]);
@@ -340,8 +340,7 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
     const row_state before = c->rows;
     COUNT_PATH(HOPPER_RENEWED);
     add_sums(&c->rows, sum);
-    if (may_be_beyond_series(c, sum) ||
-        !renew_bases(c->scores, c->out, &c->rows)) {
+    if (may_be_beyond_series(c, sum) || !renew_bases(c->scores, c->out, &c->rows)) {
         float new_sum[2], rescale[2];
         COUNT_PATH(HOPPER_RECOMPUTED);
         recompute_scores(p, this_work_tile(pipe, c), c->at.tile, c->scores, c->number);

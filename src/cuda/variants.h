@@ -30,7 +30,7 @@ typedef struct fa_variant {
     int single_tiles, short_rows, few_queries, tracked, overlapped, copied;
     int keys, stages, q_stages, static_smem, ordered, persistent, joined, dq_buffers, dq_transposed,
         chained, rounding;
-    int cluster, consumers, chunk, v_rows, rounded, for_bias;                          /* sm90 */
+    int cluster, consumers, chunk, v_rows, rounded, for_bias;                 /* sm90 */
     int warps, split, group_rows, queries, blocks, ahead, slices, split_keys; /* sm80, sm75 */
     int groups, beside;                                                       /* of mixed batches */
     int own_lengths;    /* forward_sm90_merge */

@@ -672,7 +672,8 @@ static void test_whole_tiles_and_pairs(void)
     static const struct {
         int64_t batch, heads, heads_kv, n, d, window;
         bool split;
-    } cases[] = {{1, 32, 8, 793, 192, -1, false}, {20, 2, 1, 411, 256, -1, false},
+    } cases[] = {{1, 32, 8, 793, 192, -1, false},
+                 {20, 2, 1, 411, 256, -1, false},
                  {3, 16, 8, 2965, 64, 153, true}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_problem(cases[i].heads, cases[i].n, cases[i].n, cases[i].d);

@@ -496,7 +496,19 @@ static void test_equal_scores(int64_t d, bool lse)
  * not see, and without; with a log-sum-exp, where the short series is not used, and without. */
 static void test_softcap_range(int64_t d, bool window, bool with_lse)
 {
-    enum { LOW, INFINITE, PEAKED, HUGE_CAP, MIXED, SMALL_SCALE, ALL_LOW, ZERO, LARGE, IMMENSE, KINDS };
+    enum {
+        LOW,
+        INFINITE,
+        PEAKED,
+        HUGE_CAP,
+        MIXED,
+        SMALL_SCALE,
+        ALL_LOW,
+        ZERO,
+        LARGE,
+        IMMENSE,
+        KINDS
+    };
     for (int kind = LOW; kind < KINDS; kind++) {
         attention a;
         ref_array want, lse;
@@ -514,10 +526,10 @@ static void test_softcap_range(int64_t d, bool window, bool with_lse)
         }
         for (int64_t i = 0; i < s.n_q; i++)
             for (int64_t h = 0; h < s.heads_q; h++) {
-                const bool rare = kind == MIXED     ? i % 7 == 3
-                                  : kind == IMMENSE ? i % 50 == 20
-                                                    : kind >= ALL_LOW ||
-                                                          (kind <= PEAKED && i % 5 < 2);
+                const bool rare = kind == MIXED ? i % 7 == 3
+                                  : kind == IMMENSE
+                                      ? i % 50 == 20
+                                      : kind >= ALL_LOW || (kind <= PEAKED && i % 5 < 2);
                 if (!rare) continue;
                 for (int64_t c = 0; c < d; c++) {
                     const double x = ref_load(&a.in.q, 0, i, h, c);
