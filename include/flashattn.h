@@ -573,9 +573,9 @@ FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *
                              const fa_tensor *out, const fa_options *options, char *text, size_t size);
 
 /* The bytes of device workspace that the call needs; 0 on the CPU, which allocates its own scratch
- * memory. Where fa_forward splits keys on Hopper, so that few heads or queries keep the device busy, a
- * call with less runs without that, unless FA_FULL_WORKSPACE is set; fa_describe tells what runs with
- * all of it. With 4 more bytes for each element of dbias, and 256, fa_backward can use Hopper's tensor
+ * memory. Where fa_forward splits keys on Hopper, so that few heads or queries keep the device busy, or
+ * rounds float32 inputs of FA_PRECISION_TF32 first, a call with less runs without that, unless
+ * FA_FULL_WORKSPACE is set; fa_describe tells what runs with all of it. With 4 more bytes for each element of dbias, and 256, fa_backward can use Hopper's tensor
  * cores for a 16-bit dbias that is summed over the batch or over heads. */
 FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
                                    const fa_tensor *v, const fa_tensor *out,

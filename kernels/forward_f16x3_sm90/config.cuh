@@ -104,6 +104,7 @@ static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 #define SINGLE_TILES 0
 #define RECOMPUTES_LSE 1
 #define DESCRIBE_WHOLE describe_whole /* keys may be split: forward_sm90/describe.cuh */
+#define HAS_FAST_SINKS 0
 #define EXACT_SUMS 1
 #define NATURAL_BASES (OPTIONS != 0) /* forward_sm90/float32_options.cuh */
 

@@ -19,6 +19,8 @@
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/barrier.cuh"
 
+#if BALANCED
+
 typedef struct balance {
     /* For blocks lane, lane + 32, ...: key tiles << 8 | block; and how many more tasks the block can note. */
     uint32_t load[FA_SM90_MAX_BALANCED_BLOCKS / 32];
@@ -113,5 +115,7 @@ FA_DEVICE int64_t find_balanced_task(const pipeline *pipe, const fa_sm90_params 
     const int64_t balanced = i - count_paired_tasks(s);
     return balanced < pipe->state->balanced_count ? pipe->state->balanced[balanced] : TASK_END;
 }
+
+#endif
 
 #endif

@@ -101,6 +101,9 @@ static_assert((OPTIONS & ~FA_SM90_SOFTCAP) == 0, "other options depend on a row'
 /* Whether the log-sum-exp of recomputed rows may be wrong. */
 #define RECOMPUTES_LSE ROUNDED
 
+/* Whether sinks need no log-sum-exp. Float32 results take the log-sum-exp, which is more exact. */
+#define HAS_FAST_SINKS (!ROUNDED)
+
 /* Whether a row's sum of weights has a second number with its rounding errors. */
 #define EXACT_SUMS 0
 

@@ -98,15 +98,21 @@ FA_DEVICE void find_series(const fa_attention_params *p, const work_tile *w, til
 {
     const bool exact = is_exact(p), any = exact || !p->lse;
     const float most_inner = 1e4f; /* the eighth power of a larger one may overflow */
+    /* Above a softcap of 128 the error of a logit, 2.8e-6 of the softcap, is as large as half of float16's last place. */
+    const float most_scale = 128 * FA_LOG2E;
     const float square = w->inner * w->inner, first = w->scale * w->inner;
     const float third = square * first, fifth = square * third, seventh = square * fifth;
     at->first = warp_uniform_float((exact ? EXACT_FIRST : SERIES_FIRST) * first);
     at->third = warp_uniform_float((exact ? EXACT_THIRD : SERIES_THIRD) * third);
     at->fifth = warp_uniform_float((exact ? EXACT_FIFTH : SERIES_FIFTH) * fifth);
     at->seventh = warp_uniform_float(EXACT_SEVENTH * seventh);
-    at->ninth = warp_uniform_float(EXACT_NINTH * (square * seventh));
+    const float ninth = EXACT_NINTH * square * seventh;
+    const bool fits =
+        w->inner < most_inner &&
+        (!exact || (w->scale <= most_scale && ninth >= 0x1p-126f && ninth < INFINITY));
+    at->ninth = warp_uniform_float(ninth);
     const float end = (exact ? EXACT_END : SERIES_END) / w->inner;
-    at->end = warp_uniform_float(any && w->inner < most_inner ? end : -1.0f);
+    at->end = warp_uniform_float(any && fits ? end : -1.0f);
     at->top = warp_uniform_float((exact ? EXACT_TOP : SERIES_TOP) * w->scale);
     at->least_top = warp_uniform_float(exact ? find_least_top(w, EXACT_LOW, EXACT_TOP, 20)
                                              : find_least_top(w, SERIES_LOW, SERIES_TOP, 11));

@@ -37,9 +37,6 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, flo
     return factor;
 }
 
-/* Whether sinks need no log-sum-exp: of float32 results it is more exact. */
-#define HAS_FAST_SINKS (ELEMENT == FA_ELEMENT_FLOAT16 || ELEMENT == FA_ELEMENT_BFLOAT16)
-
 /* Adds the weights of sinks to the sums of both rows. */
 FA_DEVICE void add_sinks(const fa_attention_params *p, const work_tile *w, const row_state *rows,
                          int first, float *sum)

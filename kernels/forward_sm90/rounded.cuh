@@ -6,6 +6,9 @@
 #define FA_KERNELS_FORWARD_SM90_ROUNDED_CUH
 
 #include "forward_sm90/config.cuh"
+
+#if ROUNDED
+
 #include "forward_sm90/cursor.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "forward_sm90/work_tile.cuh"
@@ -24,8 +27,8 @@ FA_DEVICE float apply_units(const fa_attention_params *p, const fa_sm90_params *
                   key_head = p->batch * p->heads_q + t->batch * p->heads_kv + t->head_kv,
                   value_head = key_head + p->batch * p->heads_kv;
     const float *units = s->split.out;
-    const float scale = limits->scale * units[query_head] * units[key_head];
-    limits->scale = scale < 0x1p-126f ? 0x1p-126f : scale > 0x1p127f ? 0x1p127f : scale;
+    const double scale = (double)limits->scale * units[query_head] * units[key_head];
+    limits->scale = (float)(scale < 0x1p-126 ? 0x1p-126 : scale > 0x1p127 ? 0x1p127 : scale);
     return units[value_head];
 }
 
@@ -43,8 +46,10 @@ FA_DEVICE bool finds_bad_rows(const work_tile *w, row_state *rows, float unit, c
     for (int r = 0; r < 2; r++) {
         const bool wrong =
             rows->base[r] != NO_KEY_SEEN && !(sum[r] >= LEAST_SUM && sum[r] < INFINITY);
+        /* Such a row has no products, so its accumulators may hold anything. */
+        const bool unseen = rows->base[r] == NO_KEY_SEEN && sum[r] == 0.0f;
         if (wrong) rows->sum[r] = NAN;
-        found |= (wrong || seen[r] != 0.0f) && row_of(consumer, r) < w->queries;
+        found |= (wrong || (seen[r] != 0.0f && !unseen)) && row_of(consumer, r) < w->queries;
     }
     return __any_sync(0xffffffff, found);
 }
@@ -69,5 +74,7 @@ FA_DEVICE bool store_rounded(const fa_attention_params *p, const work_tile *w,
                       (int)p->d_v - FIRST_COLUMN);
     return recompute;
 }
+
+#endif
 
 #endif

@@ -86,6 +86,7 @@ static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the k
 /* Macros that parts of forward_sm90 need (forward_sm90/config.cuh). */
 #define HIDES_VALUES 0
 #define NATURAL_BASES 0
+#define HAS_FAST_SINKS (!ROUNDED)
 #define EXACT_SUMS 0
 #define TRACKED 1
 #define HAS_SERIES 0

@@ -97,7 +97,9 @@ FA_DEVICE row_range join_ranges(row_range a, row_range b)
 
 FA_DEVICE bool fits(row_range range, float scale)
 {
-    return range.largest * scale <= LARGEST_ROW && range.smallest * scale >= SMALLEST_ROW;
+    const float most = 0x1.ffcp127f; /* rounded to 11 bits, a larger number is infinite */
+    return range.largest * scale <= LARGEST_ROW && range.smallest * scale >= SMALLEST_ROW &&
+           range.largest <= most;
 }
 
 /* The range of all of the block's threads. */

@@ -68,6 +68,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define NATURAL_BASES (OPTIONS != 0) /* forward_sm90/float32_options.cuh */
 #define RECOMPUTES_LSE 0
 #define DESCRIBE_WHOLE describe_whole /* keys may be split: forward_sm90/describe.cuh */
+#define HAS_FAST_SINKS 0
 #define EXACT_SUMS 0
 #define TRACKED 1
 #define HAS_SERIES 0

@@ -199,12 +199,16 @@ static void use_less_workspace(const fa_problem *p, const fa_cuda_device *device
                                fa_cuda_plan *plan)
 {
     const fa_cuda_family *other = plan->family ? plan->family->without_workspace : NULL;
-    fa_cuda_plan found;
     /* fa_decode needs the workspace of its own kernels. */
     const bool needed = p->pass == FA_PASS_DECODE && plan->family == &fa_cuda_decode_sm90;
-    if (!other || needed || p->full_workspace || p->workspace_size >= plan->workspace_bytes) return;
-    fa_cuda_plan_begin(device, other, &found);
-    if (other->plan(p, device, &found, NULL, 0)) *plan = found;
+    if (needed || p->full_workspace || p->workspace_size >= plan->workspace_bytes) return;
+    for (; other; other = other->without_workspace) {
+        fa_cuda_plan found;
+        fa_cuda_plan_begin(device, other, &found);
+        if (!other->plan(p, device, &found, NULL, 0)) continue;
+        *plan = found;
+        return;
+    }
 }
 
 static fa_status run(const fa_arguments *a, const fa_problem *p)

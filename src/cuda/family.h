@@ -34,7 +34,8 @@ struct fa_cuda_family {
      * this one. NULL: none. */
     const fa_cuda_family *split;
 
-    /* The family that runs the problem if the call has too little workspace; NULL: the call fails. */
+    /* The family that runs the problem if the call has too little workspace. If it refuses the problem, its own
+     * without_workspace is next. NULL: the call fails. */
     const fa_cuda_family *without_workspace;
 
     /* Adds launches to an empty plan, and sets arithmetic and workspace_bytes. False if it cannot run the problem; why, if

@@ -553,6 +553,9 @@ static bool has_few_undivided(const fa_problem *p, int64_t tasks, int64_t takers
  * 0.974, 0.940, 28/4, n 16k 0.954, 0.917, 40/5 of 72, n 6,567 0.93, 0.943; 64, 32/8, n 16k 0.945, 0.928. */
 static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t takers)
 {
+    enum {
+        most_group = 16
+    }; /* larger ones were not timed without a mask, and their sums are large */
     const double most_bytes = 2e9, /* of the sums: a training step has to have room for them */
         bytes = 2.0 * (double)(p->batch * p->heads_q) * (double)p->rows_k * 128 * sizeof(float);
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1,
@@ -560,7 +563,9 @@ static bool splits_whole_groups(const fa_problem *p, int64_t tasks, int64_t take
     if (!is_ordered(p) || bytes > most_bytes || p->d > 128 || p->d_v > 128 || p->batch_invariant ||
         find_options(p) || fa_cuda_has_own_lengths(p))
         return false;
-    if (sees_all(p)) return group > 1 && tiles > 32 && (10 * tasks < 19 * takers || tiles >= 96);
+    if (sees_all(p))
+        return group > 1 && group <= most_group && tiles > 32 &&
+               (10 * tasks < 19 * takers || tiles >= 96);
     if (!fa_cuda_shrinks(p) || is_narrow(p) || has_few_undivided(p, tasks, takers)) return false;
     if (!is_above_96(p)) return group >= 7 && tiles >= 40 && tiles < 96;
     return group >= 4 && tiles >= (group >= 7 ? 40 : 96);
@@ -574,9 +579,10 @@ static bool has_modelled_order(const fa_problem *p, const fa_variant *v, int64_t
     return is_wide(v) || has_few_undivided(p, tasks, takers) || sees_all(p);
 }
 
-/* Whether blocks of packed sequences are so short that query heads share keys, although that leaves few rounds of blocks (H200, one order, and
- * any order nearly the same, rate over that of halves of a group: 190 sequences of 200 rows, 4/1 heads of 96 1.31, 167 of 340 1.20; 50 of 550, 8/2 of 128 1.10; 79 of 330, 4/1 of 64 1.11, 44 of
- * 390, 8/2 1.11; but 52 of up to 3,936, 4/1 0.88, 58 of up to 2,198, 8/1 0.89). */
+/* Whether blocks of packed sequences are so short that query heads share keys, although that leaves few rounds of blocks (H200,
+ * sums in one order; rate relative to splitting each group in two: 190 sequences of 200 rows, 4/1 heads of 96 1.31, 167 of 340
+ * 1.20; 50 of 550, 8/2 of 128 1.10; 79 of 330, 4/1 of 64 1.11, 44 of 390, 8/2 1.11; but 52 of up to 3,936, 4/1 0.88, 58 of up to
+ * 2,198, 8/1 0.89. In any order nearly the same). */
 static bool has_short_blocks(const fa_problem *p, const fa_variant *v, int64_t tasks,
                              int64_t takers)
 {

@@ -1,6 +1,6 @@
 /*
- * forward_sm90_wide for float32 inputs of FA_PRECISION_TF32: queries, keys and values are rounded to float16 first, once
- * (kernels/forward_sm90_wide/round.h), where the kernels that round them in each work tile take longer.
+ * forward_sm90 and forward_sm90_wide for float32 inputs of FA_PRECISION_TF32: queries, keys and values are rounded to float16
+ * first, once (kernels/forward_sm90_wide/round.h), if that is faster than rounding them in each work tile.
  */
 #include "cuda/plan_rounded.h"
 
@@ -13,8 +13,8 @@
 #include "cuda/plan_sm90.h"
 
 /* An H200's rates, with so many multiprocessors, to a head dim: operations a second of float16's products, and of the kernels that
- * round numbers in each work tile, in long rows; bytes a second that are rounded, read and written; and the time of launches that
- * are more. Short rows have less: a work tile takes as long as so many more keys. */
+ * round numbers in each work tile, in long rows; bytes a second that are rounded, read and written; and the time of the two
+ * additional launches. Short rows have lower rates: a work tile takes as long as if it had so many more keys. */
 static const struct {
     int head_dim;
     double rounded, others;
@@ -30,6 +30,8 @@ enum {
     LEAST_KEYS = 256, /* with fewer little is won */
     MOST_HEADS = 65535
 };
+static const double most_rows =
+    64.0 * INT32_MAX; /* of all heads: the tiles are numbered with 32 bits */
 
 /* ---- The workspace --------------------------------------------------------------------------- */
 
@@ -96,6 +98,13 @@ static bool add_round(int variant, int64_t blocks, const fa_cuda_device *device,
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
+/* Whether heads or items share memory, of which each would have a rounded copy. Under FA_BATCH_INVARIANT other items do not count. */
+static bool is_shared(const fa_problem *p, const fa_view *v, int64_t heads)
+{
+    return (p->batch > 1 && v->stride[0] == 0 && !p->batch_invariant) ||
+           (heads > 1 && v->stride[2] == 0);
+}
+
 static bool refuse_rounded(const fa_problem *p, char *why, size_t size)
 {
     if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size)) return true;
@@ -106,7 +115,13 @@ static bool refuse_rounded(const fa_problem *p, char *why, size_t size)
             ? "an option changes scores or weights, or the scale is not positive"
         : p->d < NARROWEST && p->d_v < NARROWEST ? "the head dims are narrow"
         : p->d > WIDEST || p->d_v > WIDEST       ? "the head dims are wide"
-        : p->batch * p->heads_q > MOST_HEADS     ? "there are many heads"
+        : (double)p->batch * (double)p->heads_q > MOST_HEADS ||
+                (double)p->batch * (double)p->heads_q * (double)p->rows_q > most_rows ||
+                (double)p->batch * (double)p->heads_kv * (double)p->n_k > most_rows
+            ? "there are many heads or rows"
+        : is_shared(p, &p->q, p->heads_q) || is_shared(p, &p->k, p->heads_kv) ||
+                is_shared(p, &p->v, p->heads_kv)
+            ? "heads or batch items share memory"
         : p->d < 1 || p->d_v < 1 || p->n_k < 1 || p->rows_q < 1 || p->batch * p->heads_q < 1
             ? "there are no queries, keys or columns"
             : NULL;
@@ -114,7 +129,8 @@ static bool refuse_rounded(const fa_problem *p, char *why, size_t size)
     return option;
 }
 
-/* Blocks of a head in the second launch: many if there are few heads. Nearly all of them only look at the head's ranges. */
+/* Blocks of a head in the second launch: many if there are few heads. Most heads need no second rounding; their blocks only read
+ * ranges. */
 static int64_t count_rescale_blocks(int64_t heads)
 {
     const int64_t many = 1024, blocks = many / heads;
@@ -147,8 +163,8 @@ static bool plan_rounded(const fa_problem *p, const fa_cuda_device *device, fa_c
     return true;
 }
 
-/* How much longer products take because work tiles leave multiprocessors idle: fewer than there are, or, where all are equally long
- * and the keys are not split, in the last round. */
+/* How much longer products take because work tiles leave multiprocessors idle: because there are fewer work tiles than
+ * multiprocessors, or, where all are equally long and the keys are not split, in the last round. */
 static double slowness_of_tiles(const fa_problem *p, const fa_cuda_device *device, bool rounds)
 {
     const int64_t cluster = p->d > NARROW || p->d_v > NARROW ? 2 : 1,

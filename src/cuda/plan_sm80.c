@@ -290,6 +290,7 @@ const fa_cuda_family fa_cuda_forward_tf32 = {
     .name = "tf32",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
+    .without_workspace = &fa_cuda_forward_simt,
     .plan = plan_tf32,
 };
 

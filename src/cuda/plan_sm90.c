@@ -664,6 +664,7 @@ const fa_cuda_family fa_cuda_forward_tf32_sm90 = {
     .name = "tf32_sm90",
     .oldest = 90,
     .newest = 90,
+    .without_workspace = &fa_cuda_forward_tf32,
     .plan = plan_tf32,
 };
 
