@@ -228,7 +228,7 @@ static fa_status check_like(const char *name, const fa_tensor *t, const char *ot
 
 /* An address that is never read or written. A tensor without data is either empty or part of a dry run.
  * With this address the engines still see that the tensor exists, and may do arithmetic on the address
- * and check its alignment. */
+ * and check its alignment. fa_problem's lacks_data tells where q, k or v has it in a dry run. */
 static _Alignas(256) char no_data;
 
 /* Writes the view directly to its destination: copying a view that was just made costs a
@@ -764,6 +764,9 @@ static fa_status check_8_bits(const fa_arguments *a)
     return refuse_8_bits('v', a->v);
 }
 
+/* Only in a dry run: else check_data has refused it. */
+static bool misses_data(const fa_tensor *t) { return !t->data && !is_empty(t); }
+
 static fa_status set_shapes(const fa_arguments *a, fa_problem *p)
 {
     FA_TRY(set_queries(a, p));
@@ -771,6 +774,7 @@ static fa_status set_shapes(const fa_arguments *a, fa_problem *p)
     FA_TRY(set_values(a, p));
     FA_TRY(set_out(a, p));
     FA_TRY(check_counts(p));
+    p->lacks_data = misses_data(a->q) || misses_data(a->k) || (a->v && misses_data(a->v));
     FA_TRY(check_alibi_stride(a->options, p));
     FA_TRY(set_lse(a, p));
     FA_TRY(check_8_bits(a));

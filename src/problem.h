@@ -44,7 +44,8 @@ typedef struct fa_problem {
     fa_precision precision; /* FA_PRECISION_FLOAT32 unless q, k and v are float32 */
     float scale, softcap;   /* softcap 0: none */
     bool causal, diagonal_given, deterministic, batch_invariant, full_workspace;
-    int64_t diagonal;                  /* if diagonal_given; else n_k - n_q of each sequence */
+    bool lacks_data;  /* a dry run: q, k or v has elements, but an address in place of its data */
+    int64_t diagonal; /* if diagonal_given; else n_k - n_q of each sequence */
     int64_t window_left, window_right; /* -1: no limit */
     int64_t attention_chunk;           /* 0: none */
 

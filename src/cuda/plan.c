@@ -124,14 +124,11 @@ static void note_passed_over(fa_cuda_plan *plan, const char *family, const char 
              reason);
 }
 
-/* Whether some data pointers are missing, as in a query for the workspace. In the call itself only tensors without
- * elements have none. */
+/* Whether some data pointers are missing, as in a query for the workspace. */
 static bool lacks_data(const fa_problem *p)
 {
     if (p->pass == FA_PASS_WEIGHTS || p->batch == 0) return false;
-    if (p->pass == FA_PASS_BACKWARD && !p->dout.data) return true;
-    const bool queries = p->rows_q > 0 && p->heads_q > 0, keys = p->rows_k > 0 && p->heads_kv > 0;
-    return (queries && !p->q.data) || (keys && (!p->k.data || !p->v.data));
+    return p->lacks_data || (p->pass == FA_PASS_BACKWARD && !p->dout.data);
 }
 
 static void make_room_for_plan(const fa_cuda_plan *other, fa_cuda_plan *plan)
@@ -223,6 +220,7 @@ static void make_room_for_unaligned(const fa_problem *p, const fa_cuda_device *d
         call.q.data = memory + (unaligned & 1 ? 8 : 0);
         call.k.data = call.v.data = memory + (unaligned & 2 ? 8 : 0);
         call.out.data = memory;
+        call.lacks_data = false;
         if (plan_first(&call, device, asked, &other, NULL, 0)) make_room_for_plan(&other, plan);
     }
 }

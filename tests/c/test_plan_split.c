@@ -10,6 +10,7 @@
 #include "cuda/family.h"
 #include "cuda/plan_split_sm90.h"
 #include "gpus.h"
+#include "normalize.h"
 #include "split_problem.h"
 
 static const fa_cuda_family *const split_family = &fa_cuda_forward_split_sm90;
@@ -440,11 +441,12 @@ static void test_unaligned(void)
     fa_problem p = make_chunk(2, 2, 136, 32768, 64);
     fa_cuda_plan plan;
     p.max_q = 128;
-    p.q.data = p.k.data = p.v.data = p.out.data = NULL;
+    p.q.data = p.k.data = p.v.data = p.out.data = memory;
+    p.lacks_data = true;
     CHECK(plan_by(NULL, &p, &plan), "no plan");
     CHECK(plan.family == split_family, "%s", plan.family->name);
     const size_t room = plan.workspace_bytes;
-    p.k.data = p.v.data = p.out.data = memory;
+    p.lacks_data = false;
     p.q.data = memory + 8;
     CHECK(plan_by(NULL, &p, &plan), "no plan");
     CHECK(plan.family != split_family && plan.workspace_bytes <= room, "%s: %zu bytes of %zu",
@@ -458,9 +460,11 @@ static size_t check_room(const fa_problem *query, int number)
     fa_problem p = *query;
     fa_cuda_plan plan;
     size_t most = 0;
-    p.q.data = p.k.data = p.v.data = p.out.data = NULL;
+    p.q.data = p.k.data = p.v.data = p.out.data = memory;
+    p.lacks_data = true;
     CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", number);
     const size_t room = plan.workspace_bytes;
+    p.lacks_data = false;
     for (int unaligned = 0; unaligned < 8; unaligned++) {
         p.out.data = memory;
         p.q.data = memory + 8 * (unaligned & 1);
@@ -545,6 +549,55 @@ static void test_unaligned_padded(void)
         if (bytes > most) most = bytes;
     }
     CHECK(most > 0, "no case needs a workspace");
+}
+
+/* The same from the caller's tensors on: what they lack is noticed, and only where there are elements. */
+static void test_room_of_a_call(void)
+{
+    static const struct {
+        fa_pass pass;
+        int64_t n_q, n_k, heads, d;
+    } cases[] = {{FA_PASS_DECODE, 16, 16384, 14, 192},
+                 {FA_PASS_FORWARD, 16, 16384, 14, 192},
+                 {FA_PASS_FORWARD, 16, 0, 14, 192}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p;
+        fa_tensor t[4]; /* q, k, v, out */
+        const fa_options o = {.size = sizeof o};
+        fa_arguments a = {.pass = cases[i].pass,
+                          .device = FA_DEVICE_CUDA,
+                          .dry_run = true,
+                          .q = &t[0],
+                          .k = &t[1],
+                          .v = &t[2],
+                          .out = &t[3],
+                          .options = &o};
+        for (int j = 0; j < 4; j++)
+            t[j] = fa_bshd(NULL, FA_BFLOAT16, 2, j == 1 || j == 2 ? cases[i].n_k : cases[i].n_q,
+                           cases[i].heads, cases[i].d);
+        /* Addresses that are not followed, far from each other. Without one of q, k and v. */
+        for (int missing = 0; missing < 4; missing++) {
+            for (uintptr_t j = 0; j < 4; j++) t[j].data = (void *)((j + 1) << 40);
+            t[missing].data = NULL;
+            const bool lacks = missing == 0 || (missing < 3 && cases[i].n_k > 0);
+            CHECK(fa_problem_make(&a, &p) == FA_OK && p.lacks_data == lacks, "case %d, %d: %d, %s",
+                  (int)i, missing, p.lacks_data, fa_last_error());
+        }
+        for (int j = 0; j < 4; j++) t[j].data = NULL;
+        CHECK(fa_problem_make(&a, &p) == FA_OK, "case %d: %s", (int)i, fa_last_error());
+        fa_cuda_plan plan;
+        CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
+        const size_t room = plan.workspace_bytes;
+        a.dry_run = false;
+        for (uintptr_t unaligned = 0; unaligned < 8; unaligned++) {
+            for (uintptr_t j = 0; j < 4; j++)
+                t[j].data = (void *)(((j + 1) << 40) + 8 * (unaligned >> j & 1));
+            CHECK(fa_problem_make(&a, &p) == FA_OK && !p.lacks_data && plan_by(NULL, &p, &plan),
+                  "case %d: %s", (int)i, fa_last_error());
+            CHECK(plan.workspace_bytes <= room, "case %d, unaligned %d, %s: %zu bytes of %zu",
+                  (int)i, (int)unaligned, plan.family->name, plan.workspace_bytes, room);
+        }
+    }
 }
 
 /* Keys and values are copied from pages that TMA cannot load, or loads more slowly. */
@@ -809,6 +862,7 @@ int main(void)
     test_unaligned();
     test_unaligned_packed();
     test_unaligned_padded();
+    test_room_of_a_call();
     test_no_sequences();
     test_small_pages();
     test_whole_tiles();
