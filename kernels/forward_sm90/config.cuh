@@ -62,7 +62,7 @@
 #define ROUNDED 0
 #endif
 #if ROUNDED
-#define FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH /* of its outputs, which are stored in the same way */
+#define FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH /* keeps that file out: only its store.cuh is used */
 #endif
 
 #include "common/dialect.h"
@@ -198,8 +198,8 @@ enum {
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
     QUEUE_ENTRIES = FA_SM90_QUEUE_ENTRIES(HEAD_DIM, VALUE_DIM),
-    WORK_TILES_AHEAD = 4, /* that are described and have not ended, at most, if the last is long */
-    LAST_KEY_TILES = 2,   /* of a work tile, whose loads overlap the next one's description */
+    WORK_TILES_AHEAD = 4, /* the most that are described and have not ended */
+    LAST_KEY_TILES = 2,   /* of a long work tile: while they are loaded, the next task is taken */
     TASK_NONE = -1,       /* instead of a task: scheduler.cuh */
     TASK_END = -2
 };

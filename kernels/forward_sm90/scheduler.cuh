@@ -208,8 +208,9 @@ enum { TASKS_AHEAD = SINGLE_TILES ? 5 : 3 };
 
 #if TAKES_LATE
 /* If there are few tasks for each block, a block takes none behind a long work tile before it has requested nearly all of its keys: a task
- * that waits for a long work tile ends late, while other blocks have nothing to do. (H200, us, 3 tasks ahead and so: a prompt of 1,536,
- * 16/4 heads of 256, 50.0, 40.6; 10 tasks a block, 391 to 1,345 rows, 64/8 of 192, 149, 156.) */
+ * that waits for a long work tile ends late, while other blocks have nothing to do. (H200, us, always 3 tasks
+ * ahead, and late: a prompt of 1,536, 16/4 heads of 256, 50.0, 40.6. With many tasks a block, late ones are slower: 10 of them,
+ * 391 to 1,345 rows, 64/8 of 192, 149, 156.) */
 enum { LATE_TASKS = 8 };
 
 FA_DEVICE bool takes_late(const work_tile *w, int64_t tasks)

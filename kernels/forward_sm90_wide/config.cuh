@@ -63,7 +63,7 @@
 #define ROUNDED 0
 #endif
 #if ROUNDED
-#define FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH /* of its outputs, which are stored in the same way */
+#define FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH /* keeps that file out: only its store.cuh is used */
 #endif
 
 #include "common/dialect.h"

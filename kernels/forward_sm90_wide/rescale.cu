@@ -1,7 +1,7 @@
 /*
- * The second launch before forward_sm90_wide of float32 numbers: the unit of each head. If the usual power of two does
+ * The second launch before forward_sm90 or forward_sm90_wide of float32 numbers: the unit of each head. If the usual power of two does
  * not fit its numbers, they are rounded again, times another one. If one row is too small beside another for any power, the unit is
- * NaN, and forward_sm90_wide computes what depends on it in float32.
+ * NaN, and the third launch computes what depends on it in float32.
  */
 #include "forward_sm90_wide/round.cuh"
 

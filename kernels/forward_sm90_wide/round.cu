@@ -1,5 +1,5 @@
 /*
- * The first launch before forward_sm90_wide of float32 numbers: rounds them to float16, times a power of two that
+ * The first launch before forward_sm90 or forward_sm90_wide of float32 numbers: rounds them to float16, times a power of two that
  * fits nearly all, and finds the range of each tile; the next launch looks for others. Bound by memory.
  */
 #include "forward_sm90_wide/round.cuh"

@@ -1,6 +1,7 @@
 /*
- * Float32 queries, keys and values as float16 numbers times a unit, a power of two for each head: as exact as tf32, and half as
- * many bytes for products that are twice as fast. Two launches make them in the workspace, and forward_sm90_wide reads them there.
+ * Float32 queries, keys and values as float16 numbers times a unit, a power of two for each head: as exact as tf32 but for
+ * elements far below their row's largest (round.cuh), and half as many bytes for products that are twice as fast. Two launches make
+ * them in the workspace, and forward_sm90 (to head dim 256) or forward_sm90_wide reads them there.
  * The kernels and the planner share this file. The workspace has, one after the other,
  *
  *     units    of each head of queries, of keys, and of values, of all batch items
@@ -32,8 +33,8 @@ typedef struct fa_sm90_rounded_sizes {
 /* Where those of one of the three are. */
 typedef struct fa_sm90_rounded {
     int64_t heads, rows, tiles; /* rows and tiles of a head */
-    int64_t unit, range;        /* of head 0, of its tile 0; */
-    int64_t offset;             /* its first row, in bytes */
+    int64_t unit, range;        /* the numbers of head 0's unit and of its first tile's range */
+    int64_t offset;             /* of its first row, in bytes */
     int32_t columns, pitch;     /* pitch: elements from row to row */
 } fa_sm90_rounded;
 

@@ -38,8 +38,9 @@ typedef struct state {
  */
 typedef struct pace {
     double tile_us[4];  /* for a block alone, of a key tile of 64, 128, 192 and 256 columns */
-    double start_bytes; /* that a block could read while it starts and ends; */
-    double later_bytes; /* and more of those that do not start before the grid in front has ended */
+    double start_bytes; /* that a block could read while it starts and ends */
+    double
+        later_bytes; /* additional ones of a block that starts after the previous grid has ended */
     double launch_us;
     double merge_us, turn_us; /* merging; each 16 parts of it; */
     double sums_us;           /* and sums of as many parts as there are slots */

@@ -141,8 +141,8 @@ static double share_of_one_consumer(const fa_variant *v)
     return v->head_dim <= MIDDLE ? 0.75 : 0.95;
 }
 
-/* The time of a key tile of forward_sm90 at head dims 65 to 96 relative to what the rate of 128 tells: a softmax takes as long there (H200,
- * us, whole query tiles that heads share and forward_sm90: 55 queries, 1,252 keys, 64 sequences, 24 heads of 8, 80 columns, 117, 152; 112,
+/* The time of a key tile of forward_sm90 at head dims 65 to 96 relative to what the rate of 128 tells: the softmax takes as long as there
+ * (H200, us, whole query tiles that heads share and forward_sm90: 55 queries, 1,252 keys, 64 sequences, 24 heads of 8, 80 columns, 117, 152; 112,
  * 1,805, 64, 32 of 4, 281, 328; in 68 random shapes the choice takes 1.012 times as long as the fastest form; 1.016 without it). */
 static const double slowness_of_96 = 1.15;
 
