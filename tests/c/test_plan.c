@@ -1721,7 +1721,7 @@ static void test_decode_sm90(void)
 {
     static char memory[64];
     static const decode_case cases[] = {
-        {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 4},
+        {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
         {1, 32, 8, 1, 131072, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 4},
         {16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 128, 1, 4},
         {64, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 512, 1, 4},
@@ -1739,11 +1739,11 @@ static void test_decode_sm90(void)
         {64, 16, 4, 8, 4096, 192, FA_VARIANT_decode_sm90_d192_bf16_rows32, 256, 1, 5},
         {2, 8, 1, 1, 300, 192, FA_VARIANT_decode_sm90_d256_bf16, 2, 5, 12},
         {1, 8, 8, 1, 1005, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 8, 12},
-        {1, 8, 8, 1, 1300, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 11, 4},
+        {1, 8, 8, 1, 1300, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 11, 12},
         {1, 1, 1, 1, 6924, 64, FA_VARIANT_decode_sm90_d64_bf16, 1, 28, 12},
         {1, 1, 1, 1, 10000, 64, FA_VARIANT_decode_sm90_d64_bf16, 1, 40, 12},
         {1, 16, 2, 1, 4096, 256, FA_VARIANT_decode_sm90_d256_bf16, 2, 16, 12},
-        {1, 32, 8, 1, 907, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 15, 4},
+        {1, 32, 8, 1, 907, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 15, 12},
         {1, 8, 8, 1, 63, 64, FA_VARIANT_decode_sm90_d64_bf16, 8, 1, 12},
     };
     const fa_cuda_family *family = fa_cuda_find_family("decode_sm90");
@@ -1761,7 +1761,8 @@ static void test_decode_sm90(void)
         CHECK(fa_cuda_plan_make(&own, &devices[H200], family, &plan, why, sizeof why), "%s", why);
         const fa_cuda_plan_launch *l = &plan.launches[0];
         CHECK(l->decode.parts == (batch == 1 ? 16 : 3) &&
-                  l->decode.least == (batch == 1 ? 1 : 43) && params_of(&own, l).stages == 4,
+                  l->decode.least == (batch == 1 ? 1 : 43) &&
+                  params_of(&own, l).stages == (batch == 1 ? 12 : 4),
               "batch %d: %d parts of %d key tiles at least", (int)batch, (int)l->decode.parts,
               (int)l->decode.least);
         if (batch == 1) continue;
