@@ -105,15 +105,22 @@ FA_DEVICE void run_part(const pipeline *pipe, const fa_decode_params *d,
     const fa_sources block = {sums, ROWS * ROW_FLOATS, w->parts > 0 ? SUMS : 0};
     const fa_merged merged = {q, q + ROWS * SUMS};
 #endif
+#if EIGHT_BITS
+    if (w->parts > 0) {
+        fa_place at = {0, 0};
+        if (warp_id() >= CONSUMER_WARPS) produce(pipe, d, s, w, &at);
+        else attend(pipe, d, w, &at, sums);
+        __syncthreads();
+    }
+#else
     fa_place at = {0, 0};
     if (warp_id() >= CONSUMER_WARPS) {
         if (w->parts > 0) produce(pipe, d, s, w, &at);
-#if !EIGHT_BITS
         /* While the last tiles come. A part has no results: with few tiles its block would wait for this. */
         if (w->parts <= 1) find_results(d, w, pipe->state->results);
-#endif
     } else if (w->parts > 0) attend(pipe, d, w, &at, sums);
     __syncthreads();
+#endif
 #if EIGHT_BITS
     merge(d, w, &block, &merged, w->parts <= 1 ? NULL : find_part(d, w, w->part));
     if (w->parts <= 1) return;
@@ -204,8 +211,7 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     /* The launch overlaps the previous one, and the next launch may overlap the end of this one. */
 #if EIGHT_BITS
     ptx_wait_for_grids(); /* for scales, too */
-    if (ptx_thread_id() == 0) describe_block(&d, &s, &state->work);
-    __syncthreads();
+    find_work(&d, &s.divisors, &state->work);
 #else
     const bool early = finds_work_early(&d.attention);
     if (!early) ptx_wait_for_grids();
