@@ -645,10 +645,23 @@ static fa_status check_out_shape(const char *name, const fa_tensor *t, const fa_
                 : check_head_dim(name, t, FA_VALUE_DIM_MAX);
 }
 
+/* The output that a dry run without one stands for: contiguous, of the queries' type, or bfloat16 if that has 8 bits. */
+static fa_tensor make_usual_out(const fa_arguments *a)
+{
+    const int64_t *q = a->q->shape;
+    const fa_dtype dtype = fa_dtype_size(a->q->dtype) == 1 ? FA_BFLOAT16 : a->q->dtype;
+    return fa_bshd(NULL, dtype, q[0], q[1], q[2], a->v->shape[3]);
+}
+
 /* fa_weights has no out, and a dry run need not give one. */
 static fa_status set_out(const fa_arguments *a, fa_problem *p)
 {
-    if (!a->out && (a->dry_run || p->pass == FA_PASS_WEIGHTS)) return FA_OK;
+    if (!a->out && p->pass == FA_PASS_WEIGHTS) return FA_OK;
+    if (!a->out && a->dry_run) {
+        const fa_tensor usual = make_usual_out(a);
+        set_row_view(&p->out, &usual);
+        return FA_OK;
+    }
     role r = p->pass == FA_PASS_BACKWARD ? ROLE_RESULT : ROLE_OUTPUT;
     FA_TRY(check_tensor("out", a->out, r, a->dry_run));
     FA_TRY(check_out_shape("out", a->out, a, p));

@@ -588,6 +588,11 @@ static void test_room_of_a_call(void)
         fa_cuda_plan plan;
         CHECK(plan_by(NULL, &p, &plan), "case %d: no plan", (int)i);
         const size_t room = plan.workspace_bytes;
+        a.out = NULL; /* the same as a contiguous one */
+        CHECK(fa_problem_make(&a, &p) == FA_OK && plan_by(NULL, &p, &plan) &&
+                  plan.workspace_bytes == room,
+              "case %d without out: %zu bytes, not %zu", (int)i, plan.workspace_bytes, room);
+        a.out = &t[3];
         a.dry_run = false;
         for (uintptr_t unaligned = 0; unaligned < 8; unaligned++) {
             for (uintptr_t j = 0; j < 4; j++)
