@@ -104,14 +104,14 @@ FA_DEVICE void run_part(const pipeline *pipe, const fa_decode_params *d,
 #if EIGHT_BITS
     const fa_sources block = {sums, ROWS * ROW_FLOATS, w->parts > 0 ? SUMS : 0};
     const fa_merged merged = {q, q + ROWS * SUMS};
-#endif
-#if EIGHT_BITS
     if (w->parts > 0) {
         fa_place at = {0, 0};
         if (warp_id() >= CONSUMER_WARPS) produce(pipe, d, s, w, &at);
         else attend(pipe, d, w, &at, sums);
         __syncthreads();
     }
+    merge(d, w, &block, &merged, w->parts <= 1 ? NULL : find_part(d, w, w->part));
+    if (w->parts <= 1) return;
 #else
     fa_place at = {0, 0};
     if (warp_id() >= CONSUMER_WARPS) {
@@ -120,11 +120,6 @@ FA_DEVICE void run_part(const pipeline *pipe, const fa_decode_params *d,
         if (w->parts <= 1) find_results(d, w, pipe->state->results);
     } else if (w->parts > 0) attend(pipe, d, w, &at, sums);
     __syncthreads();
-#endif
-#if EIGHT_BITS
-    merge(d, w, &block, &merged, w->parts <= 1 ? NULL : find_part(d, w, w->part));
-    if (w->parts <= 1) return;
-#else
     if (w->parts <= 1) {
         write_sums(d, w, sums, pipe->state->results, q);
         return;

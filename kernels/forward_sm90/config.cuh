@@ -61,9 +61,6 @@
 #ifndef ROUNDED
 #define ROUNDED 0
 #endif
-#if ROUNDED
-#define FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH /* keeps that file out: only its store.cuh is used */
-#endif
 
 #include "common/dialect.h"
 #include "common/element.h"

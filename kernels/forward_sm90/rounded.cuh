@@ -12,6 +12,7 @@
 #include "forward_sm90/cursor.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "forward_sm90/work_tile.cuh"
+#define FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH /* keeps that file out: only its store.cuh is used */
 #include "forward_tf32_sm90/store.cuh"
 
 /* The largest weight of a row is near MAX_WEIGHT. If all are less, its logit is so large that the rounded base differs from it. */

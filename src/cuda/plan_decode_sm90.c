@@ -47,10 +47,10 @@ static fa_decode_common find_common(const fa_problem *p, const fa_cuda_plan_laun
                           .all_from = (int32_t)last.lo,
                           .all_to = (int32_t)first.hi};
     c.start = c.from / v->keys * v->keys;
-    c.tiles = (c.to - c.start + v->keys - 1) / v->keys;
-    c.per_part = (c.tiles + l->decode.parts - 1) / l->decode.parts;
+    c.tiles = (int32_t)fa_cuda_count_tiles(c.to - c.start, v->keys);
+    c.per_part = (int32_t)fa_cuda_count_tiles(c.tiles, l->decode.parts);
     if (c.per_part < l->decode.least) c.per_part = l->decode.least;
-    c.parts = (c.tiles + c.per_part - 1) / c.per_part;
+    c.parts = (int32_t)fa_cuda_count_tiles(c.tiles, c.per_part);
     return c;
 }
 

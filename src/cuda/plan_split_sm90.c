@@ -649,7 +649,8 @@ static double count_seen_tiles(const fa_problem *p, const shape *s)
     return (double)sum / (double)samples * (double)s->tiles;
 }
 
-static bool has_narrow_window(const fa_problem *p)
+/* Whether the window hides at least half of the keys. */
+static bool hides_half(const fa_problem *p)
 {
     return p->window_left >= 0 && p->window_left <= p->n_k / 2;
 }
@@ -661,7 +662,7 @@ static bool has_narrow_window(const fa_problem *p)
 static double share_of_window(const fa_problem *p, const shape *shared, const shape *alone)
 {
     const double least = 0.86, fixed = 0.2;
-    if (!has_narrow_window(p) || (!p->causal && p->window_right < 0)) return 1;
+    if (!hides_half(p) || (!p->causal && p->window_right < 0)) return 1;
     const double ratio = count_seen_tiles(p, shared) * (double)shared->heads /
                          (count_seen_tiles(p, alone) * (double)alone->heads);
     return ratio > least ? 1 : fixed + (1 - fixed) * ratio;
@@ -1013,7 +1014,7 @@ static bool is_split_slower(const fa_problem *p, const fa_cuda_device *device, c
     const double others = plain_seconds(p, &plain.launches[0]);
     const double average = average_seconds(&alone, blocks);
     /* Pairs make tasks under a causal mask equal, which a window does not need. */
-    const double one_head = has_narrow_window(p) ? average : fmin(others, average);
+    const double one_head = hides_half(p) ? average : fmin(others, average);
     if (others > gain * shared || one_head > gain * whole) return false;
     return !few || others <= gain * ideal_seconds(&s, blocks) ||
            others <= gain * choose_length(&s, device).seconds;
